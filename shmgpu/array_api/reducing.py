@@ -70,7 +70,8 @@ def var(
 ) -> Tensor:
     """The variance: the sum of squares divided by the number of elements minus ``correction``."""
     floats("var", x)
-    made: Tensor = F["var"](*over(x, axis, keepdims), correction)
+    x, axis, keepdims = over(x, axis, keepdims)
+    made: Tensor = F["var"](x, axis, keepdim=keepdims, correction=correction)
     return made
 
 
@@ -79,7 +80,8 @@ def std(
 ) -> Tensor:
     """The square root of the variance."""
     floats("std", x)
-    made: Tensor = F["std"](*over(x, axis, keepdims), correction)
+    x, axis, keepdims = over(x, axis, keepdims)
+    made: Tensor = F["std"](x, axis, keepdim=keepdims, correction=correction)
     return made
 
 

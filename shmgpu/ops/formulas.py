@@ -133,17 +133,29 @@ def norm(x: Node, p: float | str = 2, dim: Dim = None, keepdim: bool = False) ->
 
 
 def var_mean(
-    x: Node, dim: Dim = None, keepdim: bool = False, correction: int = 1
+    x: Node,
+    dim: Dim = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: float = 1,
 ) -> tuple[Node, ...]:
-    """The variance and the mean."""
-    return reductions.var(x, dim, keepdim, correction), reductions.mean(x, dim, keepdim)
+    """The variance and the mean; arguments as for :func:`shmgpu.var`."""
+    spread = reductions.var(x, dim, unbiased, keepdim, correction=correction)
+    return spread, reductions.mean(x, None if isinstance(dim, bool) else dim, keepdim)
 
 
 def std_mean(
-    x: Node, dim: Dim = None, keepdim: bool = False, correction: int = 1
+    x: Node,
+    dim: Dim = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: float = 1,
 ) -> tuple[Node, ...]:
-    """The standard deviation and the mean."""
-    return reductions.std(x, dim, keepdim, correction), reductions.mean(x, dim, keepdim)
+    """The standard deviation and the mean; arguments as for :func:`shmgpu.var`."""
+    spread = reductions.std(x, dim, unbiased, keepdim, correction=correction)
+    return spread, reductions.mean(x, None if isinstance(dim, bool) else dim, keepdim)
 
 
 def aminmax(x: Node, *, dim: int | None = None, keepdim: bool = False) -> Extremes:

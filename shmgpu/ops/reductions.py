@@ -157,6 +157,13 @@ def count(x: Node, axes: tuple[int, ...]) -> int:
     return math.prod(x.spec.shape[axis] for axis in axes)
 
 
+def _refuse_whole(x: Node, name: str, what: str) -> None:
+    if not is_float(x.spec.dtype):
+        raise TypeError(
+            f"{name}: the tensor is {x.spec.dtype.name}, and {what} needs floats: x.to('float32')"
+        )
+
+
 def mean(x: Node, dim: Dim = None, keepdim: bool = False, *, dtype: Any = None) -> Node:
     """The mean over an axis, several, or all of them; NaN of no elements.
 
@@ -167,29 +174,56 @@ def mean(x: Node, dim: Dim = None, keepdim: bool = False, *, dtype: Any = None) 
     """
     if dtype is not None:
         x = cast(x, dtypes.of_any(dtype))
-    if not is_float(x.spec.dtype):
-        raise TypeError(
-            f"mean: the tensor is {x.spec.dtype.name}, and a mean needs floats: x.to('float32')"
-        )
+    _refuse_whole(x, "mean", "a mean")
     axes = rules.axes_of(dim, len(x.spec.shape), "mean")
     total = count(x, axes)
     return mul(sum(x, axes, keepdim), 1.0 / total if total else math.nan)
 
 
-def var(x: Node, dim: Dim = None, keepdim: bool = False, correction: int = 1) -> Node:
+def var(
+    x: Node,
+    dim: Dim = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: float = 1,
+) -> Node:
     """The variance over an axis, several, or all of them, of floats.
 
-    The sum of squares is divided by the number of elements minus ``correction``; NaN if that is 0.
+    The sum of squares is divided by the number of elements minus ``correction``.
+
+    Args:
+        x: a tensor of floats.
+        dim: the axis, or several; a bool is ``unbiased``, over all of them.
+        unbiased: PyTorch's older name for a correction of 1, else 0.
+        keepdim: keep those axes, with length 1.
+        correction: what is taken off the number of elements.
+
+    Raises:
+        TypeError: the tensor is not of floats.
     """
+    _refuse_whole(x, "var", "a variance")
+    if isinstance(dim, bool):
+        dim, unbiased = None, dim
+    if unbiased is not None:
+        correction = int(unbiased)
     axes = rules.axes_of(dim, len(x.spec.shape), "var")
     centred = sub(x, mean(x, axes, True))
     left = count(x, axes) - correction
-    return mul(sum(mul(centred, centred), axes, keepdim), 1.0 / left if left > 0 else math.nan)
+    return mul(sum(mul(centred, centred), axes, keepdim), 1.0 / left if left > 0 else math.inf)
 
 
-def std(x: Node, dim: Dim = None, keepdim: bool = False, correction: int = 1) -> Node:
+def std(
+    x: Node,
+    dim: Dim = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: float = 1,
+) -> Node:
     """The square root of :func:`var`; where that is 0, so is the gradient."""
-    square = var(x, dim, keepdim, correction)
+    _refuse_whole(x, "std", "a deviation")
+    square = var(x, dim, unbiased, keepdim, correction=correction)
     is_flat = eq(square, 0)
     return where(is_flat, 0.0, sqrt(where(is_flat, 1.0, square)))
 

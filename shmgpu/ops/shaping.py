@@ -307,13 +307,29 @@ def flip(x: Node, dims: int | Sequence[int]) -> Node:
     return take_slices(x, slices)
 
 
-def movedim(x: Node, source: int, destination: int) -> Node:
-    """With one axis moved to another position."""
+def movedim(x: Node, source: int | Sequence[int], destination: int | Sequence[int]) -> Node:
+    """With an axis, or several, moved to other positions; the others keep their order.
+
+    Raises:
+        ValueError: an axis or a position is named twice, or there is not one for each.
+    """
     ndim = len(x.spec.shape)
-    axes = list(range(ndim))
-    moved = axes.pop(rules.axis_of(source, ndim, "movedim"))
-    axes.insert(rules.axis_of(destination, ndim, "movedim"), moved)
-    return permute(x, tuple(axes))
+    moved, places = (
+        [
+            rules.axis_of(one, ndim, "movedim")
+            for one in (dim if isinstance(dim, Sequence) else [dim])
+        ]
+        for dim in (source, destination)
+    )
+    if len(moved) != len(places) or len({*moved}) < len(moved) or len({*places}) < len(places):
+        raise ValueError(
+            f"movedim: source={source} and destination={destination} must name as many axes, each "
+            "once"
+        )
+    axes = [axis for axis in range(ndim) if axis not in moved]
+    for place, axis in sorted(zip(places, moved, strict=True)):
+        axes.insert(place, axis)
+    return permute(x, tuple(axes)) if ndim else x
 
 
 def unbind(x: Node, dim: int = 0) -> tuple[Node, ...]:
@@ -423,9 +439,9 @@ def split(x: Node, split_size: int | Sequence[int], dim: int = 0) -> tuple[Node,
     axis = rules.axis_of(dim, len(x.spec.shape), "split")
     length = x.spec.shape[axis]
     if isinstance(split_size, int):
-        if split_size <= 0:
+        if split_size < 0 or (split_size == 0 and length):
             raise ValueError(f"split: split_size={split_size} must be 1 or more")
-        sizes = [min(split_size, length - at) for at in range(0, length, split_size)] or [0]
+        sizes = [min(split_size, length - at) for at in range(0, length, split_size or 1)] or [0]
     else:
         sizes = list(split_size)
     if math.fsum(sizes) != length or any(n < 0 for n in sizes):
@@ -439,8 +455,12 @@ def split(x: Node, split_size: int | Sequence[int], dim: int = 0) -> tuple[Node,
 
 
 def chunk(x: Node, chunks: int, dim: int = 0) -> tuple[Node, ...]:
-    """At most so many parts along an axis, of equal length (the last may be smaller)."""
+    """At most so many parts along an axis, of equal length (the last may be smaller).
+
+    Of an axis without elements there are as many parts as that, all empty.
+    """
     axis = rules.axis_of(dim, len(x.spec.shape), "chunk")
     if chunks <= 0:
         raise ValueError(f"chunk: chunks={chunks} must be 1 or more")
-    return split(x, max(1, -(-x.spec.shape[axis] // chunks)), axis)
+    length = x.spec.shape[axis]
+    return split(x, -(-length // chunks) if length else [0] * chunks, axis)

@@ -378,6 +378,11 @@ class Tensor:
         return int(self.item())
 
     def __bool__(self) -> bool:
+        if self.numel() != 1:
+            raise ValueError(
+                f"whether {self.numel()} elements are true is not one answer (the shape is "
+                f"{self.shape}): use any() or all(), or shmgpu.equal(a, b)"
+            )
         return bool(self.item())
 
     def __index__(self) -> int:
@@ -659,7 +664,9 @@ class Tensor:
         return type(self)(self._node)
 
     def __getitem__(self, index: Any) -> Tensor:
-        if type(index) is Tensor and index.dtype is bool_ and index.ndim:
+        if type(index) is Tensor and index.dtype is bool_:
+            if not index.ndim:  # all of it, or nothing, along a new axis
+                return self[None][index.reshape(1)]
             index = index.numpy()  # it is looked at: the shape depends on its elements
         if isinstance(index, (list, np.ndarray)):
             index = _places(index, self.shape)
@@ -704,7 +711,7 @@ def _leaf(data: Any, dtype: Any) -> Node:
         data = data.data
     is_listed = type(data) in _LISTED or not arrays.is_array(data)
     if is_listed:
-        data = np.asarray(data)
+        data = arrays.of_lists(data)
     if dtype is not None:
         dtype = dtypes.of_any(dtype)
     elif is_listed and data.dtype is _FLOAT64:

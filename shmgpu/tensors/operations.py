@@ -50,6 +50,7 @@ _VIEWS = frozenset(
     "permute transpose unsqueeze squeeze flatten narrow split chunk movedim unbind "
     "ravel unflatten select swapaxes broadcast_to diagonal".split()
 )
+_ITSELF = frozenset(["dropout"])  # what gives its first argument back where it has nothing to do
 
 
 def _names(record: Callable[..., Any]) -> tuple[str, dict[str, str]]:
@@ -65,6 +66,7 @@ def recording(record: Callable[..., Any]) -> Callable[..., Any]:
     """The function over tensors that records as ``record`` does over nodes."""
     is_view = record.__name__ in _VIEWS
     always = record.__name__ == "diagonal"  # flattened on the way, and a view of any matrix
+    is_itself = record.__name__ in _ITSELF
     follow = autocasting.following(record)
     first, also = _names(record)
 
@@ -84,6 +86,8 @@ def recording(record: Callable[..., Any]) -> Callable[..., Any]:
         if type(out) is Node:
             if is_view and type(args[0]) is Tensor:
                 return view(args[0], out, always=always)
+            if is_itself and type(args[0]) is Tensor and out is args[0]._node:
+                return args[0]
             return Tensor(out)
         if is_view and type(args[0]) is Tensor:
             return tuple([view(args[0], one) for one in out])

@@ -270,6 +270,15 @@ def test_dropout_of_channels_drops_whole_ones(engine):
         assert single.shape == x.shape[1:] and (single.data == 0).any()
 
 
+def test_dropout_that_drops_nothing_gives_the_tensor_itself(engine):
+    x, image = gt.ones(2, 3), gt.ones(1, 2, 3)
+    for layer in (nn.Dropout(0.0), nn.Dropout(0.5).eval()):
+        assert layer(x) is x
+        assert nn.Dropout1d(layer.p).train(layer.training)(image) is image
+    assert nn.functional.dropout(x, 0.5, training=False) is gt.dropout(x, 0) is x
+    assert nn.Dropout(0.5, inplace=True).eval()(x) is x and nn.Dropout(0.5)(x) is not x
+
+
 def test_dropout_of_a_layer_is_in_training_only(engine):
     layer = nn.Dropout(0.25)
     x = gt.ones(100, 100)

@@ -65,6 +65,18 @@ CASES = {
     "where of a tensor": (lambda f, a, b: a.where(a > 0, b), A, B),
     "var_mean": (lambda f, a: f.cat(f.var_mean(a, dim=1, correction=0)), A),
     "std_mean": (lambda f, a: f.cat(f.std_mean(a, dim=0, keepdim=True)), A),
+    "var, biased": (lambda f, a: a.var(1, False) + f.var(a, unbiased=False) + f.var(a, False), A),
+    "std, unbiased": (lambda f, a: a.std(0, True, True) + a.std(dim=0, unbiased=False), A),
+    "var of as many as are taken off": (lambda f, a: f.var(a, 1, correction=4).detach(), A),
+    "var_mean, biased": (lambda f, a: f.stack(f.var_mean(a, unbiased=False)), A),
+    "std_mean, biased": (lambda f, a: f.cat(f.std_mean(a, 1, False)), A),
+    "movedim of several": (lambda f, a: f.movedim(a, (0, 2), (1, 0)), BATCH),
+    "movedim of none": (lambda f, a: f.movedim(a.sum(), 0, -1), A),
+    "a mask without axes": (lambda f, a: a.sum()[a.sum() > -99], A),
+    "a mask without axes of rows": (lambda f, a: a[a[0, 0] < 99].sum(0), A),
+    "a mask without axes, of nothing": (lambda f, a: a[a[0, 0] > 99], A),
+    "chunks of nothing": (lambda f, a: f.stack(a[:0].chunk(3)), A),
+    "parts of nothing": (lambda f, a: f.stack(a[:0].split(0) + a[:0].split(2)), A),
     "diagonal by names": (lambda f, a: f.diagonal(a, offset=1, dim1=2, dim2=0), BATCH),
     "flatten by names": (lambda f, a: f.flatten(a, start_dim=1, end_dim=2), BATCH),
     "what is no number": (
@@ -301,6 +313,11 @@ def test_a_tensor_is_drawn_anew_as_torch_draws_by_default(engine):
         assert abs(x.mean().item() - mean) < 0.1 and abs(x.std().item() - deviation) < 0.1
 
 
+def quantized():
+    return torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+
+
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
@@ -317,6 +334,16 @@ def test_a_tensor_is_drawn_anew_as_torch_draws_by_default(engine):
         (lambda x: gt.randint(3, 3, (2,)), ValueError, "low < high"),
         (lambda x: gt.multinomial(x, 9), ValueError, "cannot be drawn"),
         (lambda x: gt.norm(gt.tensor([1, 2])), TypeError, "needs floats"),
+        (lambda x: gt.tensor([1, 2]).std(), TypeError, "std: .* int64, and a deviation needs"),
+        (lambda x: gt.tensor([1, 2]).var(), TypeError, "var: .* int64, and a variance needs"),
+        (lambda x: gt.movedim(x, (0, 1), (0, 0)), ValueError, "each once"),
+        (lambda x: gt.movedim(x, (0, 1), 0), ValueError, "as many axes"),
+        (lambda x: bool(x > 0), ValueError, r"12 elements .* \(3, 4\)\): use any\(\) or all\(\)"),
+        (lambda x: gt.tensor(None), gt.BadParams, "made of NoneType: give numbers"),
+        (lambda x: gt.tensor([1, 2**70]), gt.BadParams, "integers of more than 64 bits"),
+        (lambda x: gt.tensor([[1], [1, 2]]), gt.BadParams, "of one length"),
+        (lambda x: x + torch.ones(2).to_sparse(), gt.BadParams, r"to_dense\(\)"),
+        (lambda x: x + quantized(), gt.BadParams, r"torch.qint8\) .* with dequantize\(\)"),
         (lambda x: x.repeat(2), ValueError, "says nothing of some"),
         (lambda x: gt.normal(), TypeError, "give size="),
         (lambda x: gt.addmm(gt.zeros(2, 3, 3), x, x.T), ValueError, "cannot be broadcast"),
