@@ -1,11 +1,11 @@
-"""Many helpers as one device: a tensor is cut over a mesh of them, and programs with it.
+"""Many helpers as one device: tensors are cut over a mesh of helpers, and programs with them.
 
-Owns what a layout is (:mod:`.layout`), how each operation may be done on pieces (:mod:`.rules`),
-which way is chosen (:mod:`.choice`), and the local programs that come of it (:mod:`.lowering`).
-Never sends, never computes: all of it is a function from a program to programs.
+Owns what a layout is (:mod:`.layout`), the ways in which each operation can run on pieces
+(:mod:`.rules`), the choice between them (:mod:`.choice`), and the local programs that result
+(:mod:`.lowering`). Never sends, never computes: all of it is a function from a program to programs.
 
-The names are for users, and under those that ``torch.distributed.tensor`` has. They are made in
-:mod:`shmgpu.parallel`, and loaded when they are first used.
+Users import names of ``torch.distributed.tensor`` from here. The code behind those names is in
+:mod:`shmgpu.parallel`, and is loaded when a name is first used.
 """
 
 from __future__ import annotations

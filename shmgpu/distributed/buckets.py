@@ -1,11 +1,12 @@
-"""Collectives as few, and as early, as can be.
+"""Collectives are joined into few, and begin as early as they can.
 
-Gradients come one by one, and each would meet the others on its own: those of one type and kind are
-put together until a bucket is full, and are reduced (or gathered, or scattered) as one. Where the
-value of one is needed to make the next, that one goes into another bucket. And a collective may be
-begun where its input is there, and waited for where its outcome is first used.
+A backward pass computes its gradients one by one, and each would need a collective of its own.
+Gradients of one type that need the same kind of collective are put into a bucket. A full bucket is
+reduced (or gathered, or scattered) by one collective. If one value is needed to compute another,
+the two go into different buckets. A collective may also be split in two: it begins where its
+input is there, and is waited for where its outcome is first used.
 
-Owns the order of a draft's operations. Never changes what comes out.
+Owns the order of a draft's operations. Never changes what they compute.
 """
 
 from __future__ import annotations

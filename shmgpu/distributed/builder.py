@@ -1,6 +1,7 @@
-"""Adds operations to local programs: the same for all members, or another for each.
+"""Adds operations to local programs: the same for all members, or one for each.
 
-Owns what members do whose piece is empty: what leaves the others' outcome as it is.
+Owns what a member does whose piece is empty: it contributes a value that leaves the outcome of the
+others as it is. Never chooses an operation.
 """
 
 from __future__ import annotations

@@ -1,18 +1,22 @@
 """Which way each operation is done: where all values of a program lie on a mesh.
 
-Owns the choice. What the ways are, rules say; what comes of them, lowering makes. Axes of the mesh
-are gone through one after the other, each in the program's order, with a table for each value of
-what it costs to have it lie in each way. Where an operation can be done on what lies as it does, it
-is: nothing is moved ahead of need, so tensors that were cut stay cut, and weights stay where they
-are. Where it cannot, the cheapest way is taken, counting what was asked for of values further on.
+Owns the choice. The rules say which ways there are, and lowering makes programs of the chosen ones;
+this file never does either.
 
-That is exact along chains. A value that several operations read is decided on when the first of
-them is, and where it has been moved to, the others may have it for nothing; so what several will
-want reduced is reduced for the first. What is made of nothing
-but what all have whole may also be made again, whole: a mask, a count of targets in the arena.
+The axes of the mesh are handled one after the other. For each axis, the operations are visited in
+the program's order, with a table for each value: what it costs to have the value in each placement.
+An operation that can run on its inputs as they lie does so. Nothing is moved before it is needed,
+so tensors that were cut stay cut, and weights stay where they are. If an operation cannot run on
+its inputs as they lie, it takes the cheapest way. The cost includes the placements that the
+program asks for later.
 
-Costs are in bytes that a member takes from others (see :func:`moved`). Small ones beside them keep
-ties in order: fewer collectives, then fewer slices, then less work done over again.
+The choice is exact along chains. If several operations read a value, it is decided when the first
+of them is visited. Once it was moved, the others have the moved value at no cost. So a value that
+several operations want reduced is reduced for the first of them. A value that is made only of what
+all members have whole may be computed by each of them again, such as a mask or a count of targets.
+
+Costs are in bytes that a member receives from others (see :func:`moved`). Small additions decide
+ties: fewer collectives first, then fewer slices, then less repeated work.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Local programs on their way: operations that all members have in the same places.
+"""A local program that is being built: all members have the same operations in the same places.
 
-Owns what stands in one place. Values have numbers: the arrays given, the plain numbers given, then
-constants and operations in the order in which they came up; :mod:`.lowering` writes them, and
-:mod:`.buckets` puts them in another order.
+Owns what is in one place. Values have numbers: first the arrays given, then the plain numbers
+given, then constants and operations in the order in which they were added. Never orders operations
+or writes them: :mod:`.buckets` does the one, and :mod:`.lowered` the other.
 """
 
 from __future__ import annotations

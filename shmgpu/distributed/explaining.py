@@ -1,6 +1,6 @@
-"""What was chosen and what it costs, for people: data and text.
+"""What was chosen and what it costs, for people: as data and as text.
 
-Owns the words. The choice was made elsewhere; nothing here makes another.
+Owns the words. Never chooses: it reports the choice that was made.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """How one tensor lies on a mesh: a placement for each axis of the mesh, and where it is cut.
 
-Owns which piece of a tensor each member has. An axis of the tensor that several axes of the mesh
-cut is cut by them in their order. Pieces differ by at most one in length and longer ones come
-first, unless *cuts* say otherwise: what is sliced out of a tensor that is cut stays where it lies.
+Owns which piece of a tensor each member has. If several axes of the mesh cut one axis of the
+tensor, they do it in their order. Lengths of pieces differ by at most one, and longer pieces come
+first, unless *cuts* say otherwise: a slice of a tensor that is cut has pieces of any length,
+because its elements stay where they are. Never moves anything.
 """
 
 from __future__ import annotations

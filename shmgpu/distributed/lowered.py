@@ -1,6 +1,7 @@
-"""What comes of lowering: a program for each member, and what they meet for.
+"""What lowering returns: a program for each member, and the collectives in which members meet.
 
-Owns how a draft is written down: numbers of values, and of collectives, are given here.
+Owns how a draft is written down: values and collectives get their numbers here. Never adds or
+orders operations.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """A program of whole tensors as one program for each member of a mesh.
 
-:func:`lower` is a function: it knows no helper, sends nothing and keeps nothing. The programs of
-all members have the same operations in the same places; where members' pieces differ, so do shapes
-and params. Collectives stand in one order, and have numbers by it.
-
-Owns what is put in the place of each operation: the operation itself on pieces, and moves of its
-inputs to where they are needed.
+Owns what replaces each operation: the operation on pieces, and moves that bring its inputs to where
+they are needed. :func:`lower` is a pure function: it never sends, keeps nothing and knows no
+helper. The programs of all members have the same operations in the same places. Only shapes and
+params differ, where members' pieces do. All members run the collectives in one order, in which
+they are numbered.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What each move between layouts is made of: a collective, or a slice.
+"""What each move between layouts consists of: a collective, or a slice.
 
-Owns the params of collectives: who meets, and how long whose pieces are.
+Owns the params of collectives: which members meet, and how long each member's piece is. Never
+decides which moves there are: :mod:`.moves` does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""A mesh: members in one, two or three axes, which may have names.
+"""A mesh: members along one, two or three axes, which may have names.
 
-Owns which member stands where, and who meets whom along an axis. Members are counted by rank, in
-the order of the mesh with its last axis the quickest; which helper a rank is, ``helpers`` says.
+Owns which member is at which position, and which members meet along an axis. Ranks count the
+members in the mesh's order, last axis fastest; ``helpers`` says which helper has which rank. Never
+knows a tensor.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """From one layout to another: which moves, in which order.
 
-Owns the order. Reductions come first, into parts where parts are wanted; then what only needs
-slicing, because what follows moves less; then axes that change are made whole from the innermost
-out, and cut again from the outermost in. One axis that changes from one dimension of the tensor to
-another is exchanged at once. What each move is made of, lowering says.
+Owns the order. Reductions come first; they leave each member its part where parts are wanted. Next
+come moves that only slice, because later ones then move less. Then the axes that change are made
+whole, innermost first, and cut again, outermost first. If an axis of the mesh changes from cutting
+one axis of the tensor to cutting another, one exchange does both. Never says what a move consists
+of: :mod:`.meeting` does.
 """
 
 from __future__ import annotations

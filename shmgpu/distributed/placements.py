@@ -1,7 +1,7 @@
 """How a tensor lies along one axis of a mesh: cut, whole everywhere, or as a part of a reduction.
 
-Placements are interned, so they are compared by identity, and are not changed. Names are those of
-``torch.distributed.tensor``.
+Owns these kinds, which are named as in ``torch.distributed.tensor``. Placements are interned, so
+they are compared by identity, and they are never changed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How each operation may be done on pieces: a rule for each row of the table of operations.
 
-A row without a rule is done whole by each member, which is right and costs the work of all. Those
-that have none for a reason stand in :data:`WHOLE`; a test lists the others. Never chooses between
-the ways that a rule allows: :mod:`shmgpu.distributed.choice` does.
+If a row has no rule, each member computes it whole. That is right, but every member does all of the
+work. Rows that have no rule for a reason are in :data:`WHOLE`; a test lists the others. Never
+chooses between the ways that a rule allows: :mod:`shmgpu.distributed.choice` does.
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
-"""What a rule says: which axes of an operation's inputs and output are one axis, and what follows.
+"""What a rule says: which axes of an operation's inputs and output belong together.
 
-A *label* stands for an axis that inputs and the output share, as a letter does in ``einsum``. Where
-one is cut, all that have it are cut alike, and the rest is whole. A label that the output has not
-is reduced: its outcome is partial. Axes without a label are whole wherever the operation is done.
+A *label* names an axis that inputs and the output share, like a letter in ``einsum``. If one axis
+is cut, all axes with its label are cut alike, and all other axes are whole. The operation reduces
+over a label that the output does not have: the outcome is partial then. Axes without a label are
+whole wherever the operation is done.
 
-An input that is declared *linear* may be partial, and the output is then. All others are reduced
-first: a maximum of sums is no sum of maxima.
+An input that is declared *linear* may be partial, and makes the output partial. All other inputs
+are reduced first, because a maximum of sums is not the sum of maxima.
+
+Owns the form of rules. Never knows an operation by its name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Rules of operations on elements: any axis may be cut, and few pass what is partial."""
+"""Rules of operations on elements: any axis may be cut; few operations accept partial inputs.
+
+Owns which operations do, such as sums and products with a number. Never moves an element.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
 """Rules of elements found by number. A table that is cut by rows is looked up by all members.
 
-Each finds those rows that it has, and nothing in place of others: the outcome is a sum. A number
-that leads nowhere is refused as in a whole table: the first member takes those below, and the last
-those above, to be of its own.
+Each member finds the rows that it has, and takes zeros for the others: the outcome is the sum over
+members. A number outside of the table is refused, as in a whole table: numbers below it count as
+the first member's, and numbers above it as the last one's.
+
+Owns these lookups. Never gathers a table.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Rules of losses. A mean is of all elements, so no member divides by how many it has."""
+"""Rules of losses. A mean is of all elements, so no member divides by how many it has.
+
+Owns how a loss over a cut batch becomes a partial sum. Never averages members' means.
+"""
 
 from __future__ import annotations
 

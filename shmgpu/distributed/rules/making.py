@@ -1,8 +1,10 @@
 """Rules of operations without an input: any axis may be cut, each member makes its own part.
 
-What is drawn is drawn whole by each member, which then takes its part: so numbers are the same,
-cut or not, for a seed. That costs each member the work of all: generators whose numbers do not
-depend on how many were drawn before would change what a seed gives, and torch has none on a CPU.
+Random numbers are an exception: each member draws all of them and takes its part. So a seed gives
+the same numbers, cut or not, though each member does the work of all. Generators that can start in
+the middle would change what a seed gives, and torch has none for CPUs.
+
+Owns what a member makes. Never adds a collective.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Rules of operations that move elements and compute nothing: what is partial passes them all."""
+"""Rules of operations that move elements and compute nothing: all accept partial inputs.
+
+Owns which axes of the outcome are which axes of the input. Never adds a collective.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
 """Rules of normalisation: over features that are whole, or over a batch that may be cut.
 
-What a batch that is cut is normalised by is reduced on the way: mean first, then the squares of
-distances from it, because squares less a square lose digits.
+If the batch is cut, its mean and variance are reduced over members: first the mean, then the
+squares of distances from it, because the mean of squares less the square of the mean loses digits.
+
+Owns these reductions. Never cuts the features that are normalised over.
 """
 
 from __future__ import annotations

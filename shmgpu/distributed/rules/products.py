@@ -1,6 +1,7 @@
 """Rules of products: of matrices, and of filters with windows. What is summed over may be cut.
 
-A bias counts once: the first member that shares a sum adds it, the others do without.
+Owns who adds a bias if members share a sum: the first of them, so that it counts once. Never adds
+up the partial sums.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Rules of operations along an axis: reductions, orders, running sums, softmax."""
+"""Rules of operations along an axis: reductions, orders, running sums, softmax.
+
+Owns which outcomes are partial, and how softmax runs along an axis that is cut: its maximum and its
+sum are reduced over the members. Never gathers that axis.
+"""
 
 from __future__ import annotations
 
