@@ -266,6 +266,8 @@ tensors/interop                     child
 tensors/grad_mode                   child
 tensors/autograd                    child
 tensors/message                     child
+tensors/walks                       child
+tensors/failures                    child
 tensors/spreading                   child
 tensors/recorder                    child
 tensors/debug/rows                  child

@@ -17,7 +17,8 @@ from shmgpu.ops.program import ProgramDraft
 from shmgpu.ops.program_message import COMMITS, HEAD
 from shmgpu.ops.program_message import handles as packed_handles
 from shmgpu.parallel.programs import MeshProgram
-from shmgpu.tensors.message import Held, HelperIncarnation, Spread, nothing_was_done
+from shmgpu.tensors.failures import nothing_was_done
+from shmgpu.tensors.message import Held, HelperIncarnation, Spread
 
 
 class MeshMessage:

@@ -29,21 +29,20 @@ from shmgpu.ops.program_message import UnknownProgram, UnknownTensor
 from shmgpu.parallel.mending import mend
 from shmgpu.parallel.message import MeshMessage
 from shmgpu.parallel.programs import MeshPrograms, Wanted, layouts_of
-from shmgpu.tensors.message import LostValue, RemoteValue, Spread, said
-from shmgpu.tensors.recorder import (
+from shmgpu.tensors.failures import (
     ANOTHER,
-    MAX_SENT,
-    DraftAgain,
-    Recorder,
     cannot_fail_any_more,
-    graph_alive,
+    error_of,
     is_death,
     is_let_go,
     lose,
     lose_what_failed,
-    needed,
+    lose_what_follows,
 )
+from shmgpu.tensors.message import LostValue, RemoteValue, Spread, said
+from shmgpu.tensors.recorder import MAX_SENT, DraftAgain, Recorder
 from shmgpu.tensors.spreading import parts_of
+from shmgpu.tensors.walks import graph_alive, needed
 
 MAX_DEATHS = 3  # of a mesh's members in a row, over programs that change nothing
 
@@ -134,7 +133,7 @@ class MeshPlacer:
                 )
             elif said_of:
                 homes[node] = said_of[0]
-        self._recorder.lose_what_follows(nodes)
+        lose_what_follows(nodes, self._recorder)
         for node, mesh in homes.items():
             if node.value is None:
                 found.setdefault(mesh, []).append(node)
@@ -153,7 +152,7 @@ class MeshPlacer:
                 order = needed([*roots, *read])
                 draft = ProgramDraft(order, read, Spread)
                 if self._are_lost(draft.arrays):
-                    recorder.lose_what_follows(order)
+                    lose_what_follows(order, recorder)
                     read = [node for node in read if type(node.value) is not LostValue]
                 elif not order and not read:
                     return True
@@ -376,7 +375,7 @@ class MeshPlacer:
             elif type(value) is LostValue:
                 found = True
             elif type(value) is RemoteValue:
-                found = self._recorder.error_of(node) is not None or found
+                found = error_of(node, self._recorder) is not None or found
         return found
 
     def _error_of(self, node: Node, value: Spread) -> BaseException | None:

@@ -20,9 +20,9 @@ from shmgpu.parallel.placer import meshes_of
 from shmgpu.tensors import current
 from shmgpu.tensors.grad_mode import no_grad
 from shmgpu.tensors.message import LostValue, Spread, said
-from shmgpu.tensors.recorder import needed
 from shmgpu.tensors.tensor import Tensor
 from shmgpu.tensors.tensor import tensor as tensor_of
+from shmgpu.tensors.walks import needed
 
 Placements = Sequence[Placement] | Placement | None
 

@@ -1,7 +1,8 @@
-"""A program on its way to a helper, and what its values are: in the arena, with a helper, or gone.
+"""A message to a helper: a program and its arguments; and the values that tensors can have.
 
-Owns what a child knows of a helper's life, and what an observer of its messages is told: the
-recorder tells it, the debugger is one, and the recorder needs not know that.
+A value is in the arena, or a helper holds it, or members of a mesh hold its pieces, or it is lost.
+Owns what a child knows of each helper, and the interfaces of the recorder's observer and of the
+placer of meshes: the recorder calls both without knowing who they are. Never sends.
 """
 
 from __future__ import annotations
@@ -229,28 +230,6 @@ class MessageLike(Protocol):
     order: int
     read: list[Node]
     residents: list[tuple[int, Node]]
-
-
-def nothing_was_done(message: MessageLike, kind: type[Any]) -> list[Node]:
-    """Have the nodes of a message that nobody waited for be what they were.
-
-    Args:
-        message: of which helpers did nothing.
-        kind: what its values are, once it is out.
-
-    Returns:
-        What it was given for good, and which is this child's again.
-    """
-    for node, inputs in message.cleared:
-        if node.value is None or type(node.value) is kind:
-            node.inputs = inputs
-    for node in message.kept:
-        if type(node.value) is kind:
-            node.value = None
-    back = [one for one in message.donated if type(one.value) is kind and not one.value.is_ours]
-    for node in back:
-        node.value.is_ours = True
-    return back
 
 
 class Placer(Protocol):

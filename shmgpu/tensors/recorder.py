@@ -2,7 +2,8 @@
 
 Owns what waits to be computed, which helper holds which tensor, and which programs helpers know.
 One flush makes one program of all that a tensor still shows, and one message of that. Never
-computes a value, never walks back for a gradient.
+computes a value, never walks back for a gradient. What is lost with a helper is marked in
+:mod:`shmgpu.tensors.failures`.
 """
 
 from __future__ import annotations
@@ -10,11 +11,10 @@ from __future__ import annotations
 import enum
 import itertools
 import logging
-import operator
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from typing import Any
 
 from shmgpu import core
@@ -26,45 +26,44 @@ from shmgpu.child.port import Port
 from shmgpu.child.raw_calls import RawCall
 from shmgpu.codec import arrays
 from shmgpu.codec.arrays import aligned
-from shmgpu.errors import HelperDied, NotRunning, RemoteError
+from shmgpu.errors import HelperDied, RemoteError
 from shmgpu.functions import post
-from shmgpu.ops.graph import Node, native
+from shmgpu.ops.graph import Node
 from shmgpu.ops.program import ProgramDraft
-from shmgpu.ops.program_message import (
-    HEAD,
-    UnknownProgram,
-    UnknownTensor,
-    failed_step,
-    handles_not_made,
-    plain_numbers,
-)
+from shmgpu.ops.program_message import HEAD, UnknownProgram, handles_not_made, plain_numbers
 from shmgpu.ops.program_message import handles as packed_handles
 from shmgpu.tensors import functions
+from shmgpu.tensors.failures import (
+    are_lost,
+    cannot_fail_any_more,
+    error_of,
+    given_up,
+    is_death,
+    is_let_go,
+    lose,
+    lose_what_failed,
+    lose_what_follows,
+    lost_with,
+    nothing_was_done,
+)
 from shmgpu.tensors.message import (
     Held,
     HelperIncarnation,
     Known,
     LostValue,
     Message,
-    MessageLike,
     Observer,
     Placer,
     RemoteValue,
-    Spread,
-    nothing_was_done,
 )
 from shmgpu.tensors.spreading import is_leaf, parts_of, spread
+from shmgpu.tensors.walks import graph_alive, needed
 from shmgpu.watch.stats import stats
 
 MAX_PROGRAMS = 4096
 IN_USE = (1, 2, 3)  # a shm_helper_state: starting, ready, dead and to be replaced
 MAX_SENT = 32  # messages that nobody waits for
 MAX_TRIES = 3  # of a program that changes nothing, when helpers die over it
-
-ANOTHER = (
-    "this tensor belongs to another broker, library or process than the one that is used now: "
-    "create it again from its .data there"
-)
 
 logger = logging.getLogger("shmgpu")
 
@@ -80,6 +79,8 @@ class _Outcome(enum.Enum):
 class DraftAgain(Exception):
     """What was given to a message is not there: it is drafted once more."""
 
+
+_NONE: frozenset[Node] = frozenset()
 
 observer: Observer | None = None  # a message costs one look at this
 
@@ -250,9 +251,9 @@ class Recorder:
                 roots = [n for n in (*roots, *waiting) if n.owners and n.value is None]
                 order, known = known or needed([*roots, *read]), None
                 draft = ProgramDraft(order, read, RemoteValue)
-                if self._are_lost(draft.arrays):
-                    self.lose_what_follows(order)
-                    read = [node for node in read if self.error_of(node) is None]
+                if are_lost(draft.arrays, self):
+                    lose_what_follows(order, self)
+                    read = [node for node in read if error_of(node, self) is None]
                     continue
                 if not order and not read:
                     return
@@ -265,7 +266,7 @@ class Recorder:
                     break
                 tries += outcome is _Outcome.DIED
                 if tries == MAX_TRIES:
-                    self._spoil(message, HelperDied(_given_up(message.life)))
+                    self._spoil(message, HelperDied(given_up(message.life)))
                     break
         except BaseException:
             # Ctrl-C, a full arena: what was not done can be asked for again.
@@ -307,39 +308,6 @@ class Recorder:
 
     # ---- what is lost --------------------------------------------------------------------------
 
-    def error_of(self, node: Node) -> BaseException | None:
-        """Why that value will never be there; None where it is, or can be computed."""
-        value = node.value
-        if type(value) is RemoteValue:
-            if value.recorder is not self:
-                node.value = value = LostValue(NotRunning(ANOTHER))
-            elif value.life.is_over:
-                node.value = value = LostValue(HelperDied(_lost(value.life, [node])))
-        elif type(value) is Spread and value.recorder is not self:
-            node.value = value = LostValue(NotRunning(ANOTHER))
-        return value.error if type(value) is LostValue else None
-
-    def _are_lost(self, leaves: list[Node]) -> bool:
-        """Whether any of these values will never be there."""
-        for node in leaves:
-            value = node.value
-            if type(value) is RemoteValue:
-                if value.recorder is not self or value.life.is_over:
-                    return True
-            elif type(value) is LostValue or type(value) is Spread:  # which is another recorder's
-                return True
-        return False
-
-    def lose_what_follows(self, order: list[Node]) -> None:
-        """Those of them that follow from something that is lost are lost as well."""
-        for node in order:
-            for one in node.inputs:
-                if one.value is not None:
-                    error = self.error_of(one)
-                    if error is not None:
-                        lose(node, error)
-                        break
-
     def _fell(self, message: Message, error: BaseException) -> None:
         """A message that nobody waited for failed: it is sent again where a death allows that."""
         if not is_death(error):
@@ -353,7 +321,7 @@ class Recorder:
             return
         self.bury(message.life, message.order, error)
         if message.handles or message.tries >= MAX_TRIES:
-            self._spoil(message, HelperDied(_lost(message.life, message.kept)))
+            self._spoil(message, HelperDied(lost_with(message.life, message.kept)))
             return
         if observer is not None:
             observer.failed(message, error)
@@ -625,143 +593,7 @@ class Recorder:
             place += aligned(spec.nbytes)
 
 
-def lose(node: Node, error: BaseException) -> None:
-    """It will never be there; a tensor that came to show it in place shows what it did before."""
-    node.value = LostValue(error)
-    node.inputs = ()
-    undo = node.undo
-    if undo is None:
-        return
-    for told in undo[2:]:
-        told()
-    tensor, before = undo[0](), undo[1]
-    while type(before.value) is LostValue and before.undo is not None:
-        before = before.undo[1]
-    if tensor is not None and tensor._node is node:
-        tensor._become(before)
-
-
-def lose_what_failed(
-    message: MessageLike, error: RemoteError, kind: type[Any], nodes: Sequence[Node | None]
-) -> bool:
-    """What an error names is lost: values that were not made, or the operation that failed.
-
-    Args:
-        message: that failed.
-        error: the helper's.
-        kind: what values that helpers hold are.
-        nodes: what each step of its program computes; None for one that is no node's.
-
-    Returns:
-        False where the error does not tell.
-    """
-    handles, why = handles_not_made(error.message)
-    if handles:
-        told = RemoteError(error.type_name, why, error.traceback_text)
-        for handle, one in message.residents:
-            value: Any = one.value
-            if handle in handles and type(value) is kind and value.handle == handle:
-                lose(one, told)
-        return True  # or it was taken back meanwhile, and will be computed
-    step = failed_step(error.traceback_text)
-    node = None if step is None or step >= len(nodes) else nodes[step]
-    if node is None:
-        return False
-    assert node.op is not None
-    text = f"{error.message} (in {node.op.name})"
-    lose(node, RemoteError(error.type_name, text, error.traceback_text))
-    return True
-
-
-def cannot_fail_any_more(message: MessageLike) -> None:
-    """Its nodes are computed: what a tensor showed before them is not needed any more."""
-    for node in (*message.kept, *message.read):
-        node.undo = None
-
-
 def _is_idle(life: HelperIncarnation) -> bool:
     """Whether it has nothing to do, for whomever."""
     row = core.helper_stats(life.number)
     return not row["in_flight"] and not row["goes_on"]
-
-
-def is_death(error: BaseException) -> bool:
-    """Whether that says that the helper died, or is another one than the child knew."""
-    if isinstance(error, HelperDied) or is_let_go(error):
-        return True
-    if not isinstance(error, RemoteError):
-        return False
-    return error.matches(UnknownProgram) or error.matches(UnknownTensor)
-
-
-def is_let_go(error: BaseException) -> bool:
-    """Whether that says that the helper is not there because its pool was scaled."""
-    return core.is_of(error, core.EHELPER_GONE)
-
-
-def _end_of(life: HelperIncarnation) -> str:
-    if life.was_let_go:
-        return f"helper {life.number} was let go when its pool was scaled"
-    return f"helper {life.number} has died"
-
-
-def _lost(life: HelperIncarnation, nodes: Sequence[Node]) -> str:
-    shapes = ", ".join(f"{node.spec.dtype.name} {node.spec.shape}" for node in nodes[:8])
-    return (
-        f"{_end_of(life)}, and with it went tensors that it held ({shapes}"
-        f"{', ...' if len(nodes) > 8 else ''}): create them again, or load the state_dict that was "
-        "saved last"
-    )
-
-
-def _given_up(life: HelperIncarnation) -> str:
-    if life.was_let_go:
-        return (
-            f"{_end_of(life)}, and with it the last one that these tensors may live on: have it "
-            "made again (shmgpu scale), or choose with gpu_workers() after shmgpu.disconnect()"
-        )
-    return "helpers died over these tensors again and again"
-
-
-# ---- walks over nodes --------------------------------------------------------------------------
-
-
-def needed(roots: list[Node]) -> list[Node]:
-    """What has to be computed for these, inputs first: numbers rise along the way."""
-    if native is not None:
-        found: list[Node] = native.needed(roots)
-        return found
-    seen = {node for node in roots if node.value is None}
-    stack = list(seen)
-    while stack:
-        for one in stack.pop().inputs:
-            if one.value is None and one not in seen:
-                seen.add(one)
-                stack.append(one)
-    return sorted(seen, key=_number)
-
-
-_number = operator.attrgetter("number")
-
-
-_NONE: frozenset[Node] = frozenset()
-
-
-def graph_alive(draft: ProgramDraft) -> tuple[Set[Node], Set[Node]]:
-    """Nodes whose gradient may still be asked for, and those whose value it will need."""
-    alive: set[Node] = set()
-    saved: set[Node] = set()
-    stack = draft.open_ends[:]
-    while stack:
-        node = stack.pop()
-        if node in alive or node.leaf is not None or node.is_released or not node.needs_grad:
-            continue
-        alive.add(node)
-        assert node.op is not None
-        if "o" in node.op.saves:
-            saved.add(node)
-        for one in node.inputs:
-            if "i" in node.op.saves:
-                saved.add(one)
-            stack.append(one)
-    return alive, saved.intersection(draft.order)

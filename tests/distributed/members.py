@@ -21,7 +21,7 @@ from shmgpu.engine.compile import Pool, compiled
 from shmgpu.engine.plan import Options
 from shmgpu.ops import collective
 from shmgpu.ops.program import ProgramDraft, decode
-from shmgpu.tensors.recorder import needed
+from shmgpu.tensors.walks import needed
 
 SECONDS = 20  # after which a member that waits says who it is
 _compiling = threading.Lock()  # CPython 3.11's parser counts depths for all threads together

@@ -972,7 +972,7 @@ MUTANTS = [
     ),
     Mutant(
         "calls",
-        "shmgpu/tensors/recorder.py",
+        "shmgpu/tensors/failures.py",
         "    return core.is_of(error, core.EHELPER_GONE)",
         "    return False",
         SCALE + "test_tensors_go_on_at_the_helpers_that_are_left_and_those_of_others_say_why_they_"

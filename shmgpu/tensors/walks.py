@@ -1,0 +1,49 @@
+"""Walks over recorded graphs: what has to be computed, and what a gradient may still need.
+
+Owns no node, and never changes one. The walk that each message takes exists in C, too.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Set
+
+from shmgpu.ops.graph import Node, native
+from shmgpu.ops.program import ProgramDraft
+
+_number = operator.attrgetter("number")
+
+
+def needed(roots: list[Node]) -> list[Node]:
+    """What has to be computed for these, inputs first: numbers rise along the way."""
+    if native is not None:
+        found: list[Node] = native.needed(roots)
+        return found
+    seen = {node for node in roots if node.value is None}
+    stack = list(seen)
+    while stack:
+        for one in stack.pop().inputs:
+            if one.value is None and one not in seen:
+                seen.add(one)
+                stack.append(one)
+    return sorted(seen, key=_number)
+
+
+def graph_alive(draft: ProgramDraft) -> tuple[Set[Node], Set[Node]]:
+    """Nodes whose gradient may still be asked for, and those whose value it will need."""
+    alive: set[Node] = set()
+    saved: set[Node] = set()
+    stack = draft.open_ends[:]
+    while stack:
+        node = stack.pop()
+        if node in alive or node.leaf is not None or node.is_released or not node.needs_grad:
+            continue
+        alive.add(node)
+        assert node.op is not None
+        if "o" in node.op.saves:
+            saved.add(node)
+        for one in node.inputs:
+            if "i" in node.op.saves:
+                saved.add(one)
+            stack.append(one)
+    return alive, saved.intersection(draft.order)
