@@ -217,6 +217,8 @@ ops/resampling                      any
 ops/recomputing                     any
 ops/losses                          any
 ops/distances                       any
+ops/redistribution                  any
+ops/gang                            any
 ops/collective                      any
 ops/attention                       any
 ops/__init__                        any

@@ -1,4 +1,4 @@
-"""Collectives as programs ask for them (:class:`shmgpu.ops.collective.Gang`).
+"""Collectives as programs ask for them (:class:`shmgpu.ops.gang.Gang`).
 
 Owns what is prepared for them, which lasts from one call to the next, because the same programs
 come again and again. Never looks into a program.

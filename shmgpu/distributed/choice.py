@@ -31,10 +31,10 @@ from shmgpu.distributed.placements import LOCAL, PARTIALS, REPLICATE
 from shmgpu.distributed.rules import RULES
 from shmgpu.distributed.rules.base import Option, options_of
 from shmgpu.ops.casting import ALIAS
-from shmgpu.ops.collective import FROM_LOCAL, REDISTRIBUTE, TO_LOCAL
 from shmgpu.ops.graph import Op, Params, Spec
 from shmgpu.ops.program import Program, Step
 from shmgpu.ops.recomputing import CHECKPOINT
+from shmgpu.ops.redistribution import FROM_LOCAL, REDISTRIBUTE, TO_LOCAL
 
 # A meeting takes as long as this many bytes more, which is what small tensors are weighed by.
 MEETING_BYTES = 4096

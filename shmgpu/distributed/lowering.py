@@ -31,9 +31,9 @@ from shmgpu.distributed.placements import (
 )
 from shmgpu.distributed.rules import RULES
 from shmgpu.distributed.rules.base import OUT, Option, Rule, Scheme, Situation, shape_of
-from shmgpu.ops.collective import FROM_LOCAL, REDISTRIBUTE, TO_LOCAL
 from shmgpu.ops.graph import Op, Params, Spec
 from shmgpu.ops.program import Program, Step
+from shmgpu.ops.redistribution import FROM_LOCAL, REDISTRIBUTE, TO_LOCAL
 
 
 class _Lowering:

@@ -17,7 +17,7 @@ from shmgpu.engine import fusion, native
 from shmgpu.engine import plan as planning
 from shmgpu.engine.backends import Backend
 from shmgpu.engine.plan import MIN_BUFFER, Options, ProgramPlan
-from shmgpu.ops import collective
+from shmgpu.ops import gang
 from shmgpu.ops.graph import Spec
 from shmgpu.ops.program import Program
 from shmgpu.ops.program_message import SOURCE
@@ -177,7 +177,7 @@ def compiled(
     read = "".join(f"{look}({names[slot]}), " for slot in program.read)
     has_rest = plan.early < len(plan.units)
     if options.commits:
-        scope["commit"] = collective.commit
+        scope["commit"] = gang.commit
     for place, unit in enumerate(plan.units):
         if options.commits and place == plan.intact:
             lines.append("  commit()")

@@ -88,9 +88,9 @@ def _execute(helper: Helper, request: RawRequest, backend: str) -> Any:
     run = engine.execute
     if gang is None:
         return run(helper.caller, request.head, request.code, request.array, helper.afterwards)
-    from shmgpu.ops import collective
+    from shmgpu.ops import gang as gangs
 
-    with collective.member_of(gang.programs, gang.commit):
+    with gangs.member_of(gang.programs, gang.commit):
         return run(helper.caller, request.head, request.code, request.array, helper.afterwards)
 
 

@@ -26,6 +26,7 @@ from shmgpu.ops import (
     ordering,
     rearranging,
     recomputing,
+    redistribution,
     reductions,
     resampling,
     shaping,
@@ -61,6 +62,7 @@ FAMILIES: tuple[types.ModuleType, ...] = (
     recomputing,
     transcendental,
     updates,
+    redistribution,
     collective,
 )
 

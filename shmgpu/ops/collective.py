@@ -1,225 +1,30 @@
-"""Operations that several helpers do together, and those that a user's program records for them.
+"""Collectives as rows of the table of operations: what helpers do together within one program.
 
-:data:`REDISTRIBUTE` says how a tensor lies on a mesh from here on; to a program of one helper it is
-the value itself. Most of the others occur only in the programs that :mod:`shmgpu.distributed` makes
-of a user's: one for each member of a mesh. Their first params are a number, which puts them in one
-order everywhere, and the members that take part, as ranks in the gang.
+Users' programs do not record them: :mod:`shmgpu.distributed` puts them into the programs that it
+makes for the members of a mesh. Each takes two params first: its number, by which all members run
+collectives in one order, and the members that take part, as ranks in the gang.
 
-Owns the rows, and what is packed and unpacked around an exchange. Never exchanges anything itself:
-that is the gang's affair (:class:`Gang`). Never knows what a mesh is.
+Owns the rows, and how arrays are packed before an exchange and unpacked after it. Never exchanges
+anything: the gang does (:class:`shmgpu.ops.gang.Gang`). Never knows what a mesh is.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, Protocol
+from typing import Any
 
-from shmgpu.ops.graph import Node, Op, Params, Spec, apply, spec_of
+from shmgpu.ops import gang
+from shmgpu.ops.gang import Finish
+from shmgpu.ops.graph import Op, Params, Spec, spec_of
 from shmgpu.ops.promotion import uint8
 
 Specs = tuple[Spec, ...]
 Shape = tuple[int, ...]
-Finish = Callable[[], None]
 
 # What becomes of members' elements at one place; "avg" of floats only.
 REDUCTIONS = ("sum", "avg", "max", "min", "prod")
-
-
-class Gang(Protocol):
-    """The members that run one program's parts, as one of them sees them.
-
-    Arrays are of the library that computes, of one axis and in order; several of them count as one,
-    end to end. Each method returns when the member is done; with ``wait=False`` it may return what
-    is to be called for that, and ``arrays`` and ``out`` stay as they are until then.
-    """
-
-    rank: int  # the member's own
-
-    def all_reduce(
-        self,
-        number: int,
-        members: tuple[int, ...],
-        op: str,
-        arrays: Sequence[Any],
-        out: Any,
-        *,
-        wait: bool = True,
-    ) -> Finish | None:
-        """``out``: the reduction of everybody's arrays, in the order of ranks."""
-
-    def all_gather(
-        self,
-        number: int,
-        members: tuple[int, ...],
-        counts: tuple[int, ...],
-        arrays: Sequence[Any],
-        out: Any,
-        *,
-        wait: bool = True,
-    ) -> Finish | None:
-        """``out``: everybody's arrays in the order of members, so many elements of each."""
-
-    def reduce_scatter(
-        self,
-        number: int,
-        members: tuple[int, ...],
-        op: str,
-        counts: tuple[int, ...],
-        arrays: Sequence[Any],
-        out: Any,
-        *,
-        wait: bool = True,
-    ) -> Finish | None:
-        """``out``: the member's own part of the reduction; each member has so many elements."""
-
-    def all_to_all(
-        self,
-        number: int,
-        members: tuple[int, ...],
-        sent: tuple[int, ...],
-        received: tuple[int, ...],
-        arrays: Sequence[Any],
-        out: Any,
-        *,
-        wait: bool = True,
-    ) -> Finish | None:
-        """``arrays``: elements for each member in order; ``out``: what each has for this one."""
-
-
-class _Running(threading.local):
-    """What this thread runs now."""
-
-    gang: Gang | None = None
-    started: dict[int, Callable[[], Any]]
-    arrive: Callable[[], None] | None = None
-
-
-_running = _Running()
-
-
-@contextlib.contextmanager
-def member_of(gang: Gang, arrive: Callable[[], None] | None = None) -> Iterator[None]:
-    """While this thread runs one member's program; ``arrive``: what commits it."""
-    before = _running.gang, _running.arrive
-    _running.gang, _running.started, _running.arrive = gang, {}, arrive
-    try:
-        yield
-    finally:
-        _running.gang, _running.arrive = before
-        _running.started.clear()
-
-
-def _gang() -> Gang:
-    if _running.gang is None:
-        raise RuntimeError("this program meets other helpers, and was not sent to a gang of them")
-    return _running.gang
-
-
-def commit() -> None:
-    """All that may fail is done here; returns when it is everywhere.
-
-    Raises:
-        GangAborted: another member failed or died.
-    """
-    if _running.arrive is not None:
-        _running.arrive()
-
-
-# ---- what a user's program records -----------------------------------------------------------
-
-REDISTRIBUTE = Op(
-    "redistribute",
-    lambda specs, params: specs[0],
-    numpy=lambda *_: lambda x: x,
-    torch=lambda *_: lambda x: x,
-    gradients=(lambda g, n: g,),
-    is_view=True,
-)
-
-
-def redistribute(
-    x: Node, layout: Any, unit: int | None = None, axes: tuple[int, ...] | None = None
-) -> Node:
-    """The same value, lying as ``layout`` says; gradients pass as they lie.
-
-    ``axes``: of the mesh, where the layout speaks of these alone: along others it lies as it comes.
-
-    ``unit``: of what is had only while it is used: those of one unit are moved together, and moved
-    again where they are used after others were (a layer's weights, gathered for each pass).
-    """
-    if axes is not None:
-        return apply(REDISTRIBUTE, (x,), (layout, None, axes))
-    return apply(REDISTRIBUTE, (x,), (layout,) if unit is None else (layout, unit))
-
-
-def _local_spec(specs: Specs, params: Params) -> Spec:
-    local = params[0].local_specs(specs[0])
-    if isinstance(local, tuple):
-        raise ValueError(
-            f"to_local: members have pieces of several shapes of {specs[0].shape} as {params[0]}: "
-            "cut it evenly, or make it whole first"
-        )
-    found: Spec = local
-    return found
-
-
-def _whole_spec(specs: Specs, params: Params) -> Spec:
-    layout, shape, _ = params
-    whole = spec_of(specs[0].dtype, shape)
-    if layout.local_specs(whole) is not specs[0]:
-        raise ValueError(f"from_local: pieces of {specs[0].shape} do not make {shape} as {layout}")
-    return whole
-
-
-# A tensor as each member has it, and such ones as a tensor: params are the layout, of the second
-# the whole shape, and of both the layout of their gradient.
-TO_LOCAL = Op(
-    "to_local",
-    _local_spec,
-    numpy=lambda *_: lambda x: x,
-    torch=lambda *_: lambda x: x,
-    gradients=(
-        lambda g, n: apply(FROM_LOCAL, (g,), (n.params[1], n.inputs[0].spec.shape, n.params[0])),
-    ),
-    is_view=True,
-)
-FROM_LOCAL: Op = Op(
-    "from_local",
-    _whole_spec,
-    numpy=lambda *_: lambda x: x,
-    torch=lambda *_: lambda x: x,
-    gradients=(lambda g, n: apply(TO_LOCAL, (g,), (n.params[2], n.params[0])),),
-    is_view=True,
-)
-
-
-def to_local(x: Node, layout: Any, gradient: Any = None) -> Node:
-    """Each member's own piece of what lies like that: not a tensor of the mesh any more.
-
-    ``gradient``: how the pieces' gradients make that of ``x``; as ``x`` lies by default.
-
-    Raises:
-        ValueError: pieces are of several shapes.
-    """
-    return apply(TO_LOCAL, (x,), (layout, layout if gradient is None else gradient))
-
-
-def from_local(x: Node, layout: Any, shape: Shape, gradient: Any = None) -> Node:
-    """The tensor of that shape of which each member has a piece, lying as ``layout`` says.
-
-    ``gradient``: how its gradient lies where members take theirs of it; as it does by default.
-
-    Raises:
-        ValueError: the pieces do not make that shape.
-    """
-    return apply(FROM_LOCAL, (x,), (layout, shape, layout if gradient is None else gradient))
-
-
-RECORDED = (REDISTRIBUTE, TO_LOCAL, FROM_LOCAL)
 
 
 # ---- memory ------------------------------------------------------------------------------------
@@ -300,7 +105,9 @@ def _meet_all_reduce(library: _Library, specs: Specs, params: Params, spec: Spec
         flat = [library.flat(one) for one in arrays]
 
         def call(wait: bool) -> Finish | None:
-            return _gang().all_reduce(number, members, op, flat, library.flat(out), wait=wait)
+            return gang.current().all_reduce(
+                number, members, op, flat, library.flat(out), wait=wait
+            )
 
         return call, lambda: out
 
@@ -338,7 +145,7 @@ def _meet_all_gather(library: _Library, specs: Specs, params: Params, spec: Spec
         own = [library.flat(arrays[0])]
 
         def call(wait: bool) -> Finish | None:
-            return _gang().all_gather(number, members, counts, own, flat, wait=wait)
+            return gang.current().all_gather(number, members, counts, own, flat, wait=wait)
 
         def outcome() -> Any:
             if not is_in_order:
@@ -387,7 +194,7 @@ def _meet_all_gather_many(library: _Library, specs: Specs, params: Params, spec:
             out = library.empty(spec, arrays[0])
 
         def call(wait: bool) -> Finish | None:
-            return _gang().all_gather(number, members, counts, own, flat, wait=wait)
+            return gang.current().all_gather(number, members, counts, own, flat, wait=wait)
 
         def outcome() -> Any:
             at = [0]
@@ -434,7 +241,7 @@ def _meet_reduce_scatter(library: _Library, specs: Specs, params: Params, spec: 
         flat = [library.flat(parts[place]) for place in range(len(members)) for parts in cut]
 
         def call(wait: bool) -> Finish | None:
-            return _gang().reduce_scatter(
+            return gang.current().reduce_scatter(
                 number, members, op, counts, flat, library.flat(out), wait=wait
             )
 
@@ -482,7 +289,7 @@ def _meet_all_to_all(library: _Library, specs: Specs, params: Params, spec: Spec
         got = library.empty(packed, arrays[0])
 
         def call(wait: bool) -> Finish | None:
-            return _gang().all_to_all(number, members, sent, received, flat, got, wait=wait)
+            return gang.current().all_to_all(number, members, sent, received, flat, got, wait=wait)
 
         def outcome() -> Any:
             for place, part in enumerate(_parts(out, have_axis, _bounds(have))):
@@ -541,7 +348,7 @@ def _meet_realign(library: _Library, specs: Specs, params: Params, spec: Spec) -
         got = library.empty(packed, arrays[0])
 
         def call(wait: bool) -> Finish | None:
-            return _gang().all_to_all(number, members, sent, received, flat, got, wait=wait)
+            return gang.current().all_to_all(number, members, sent, received, flat, got, wait=wait)
 
         def outcome() -> Any:
             begin = want[place]
@@ -594,7 +401,7 @@ def _bind_start(module: Any, specs: Specs, params: Params, out: Spec) -> Any:
                 finish()
             return outcome()
 
-        _running.started[rest[0]] = finished
+        gang.started()[rest[0]] = finished
         return library.empty(out, arrays[0])
 
     return start
@@ -602,7 +409,7 @@ def _bind_start(module: Any, specs: Specs, params: Params, out: Spec) -> Any:
 
 def _bind_wait(module: Any, specs: Specs, params: Params, out: Spec) -> Any:
     number = params[1]
-    return lambda started, *arrays: _running.started.pop(number)()
+    return lambda started, *arrays: gang.started().pop(number)()
 
 
 # A collective's beginning: params are its name and its own. What comes out is of no elements.

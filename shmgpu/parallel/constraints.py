@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from shmgpu.distributed.placements import Placement
-from shmgpu.ops import collective
+from shmgpu.ops import redistribution
 from shmgpu.parallel.device_mesh import DeviceMesh
 from shmgpu.parallel.tensors import Placements, from_pieces, redistributed
 from shmgpu.tensors.message import said
@@ -35,7 +35,7 @@ def constrain(x: Tensor, device_mesh: DeviceMesh, placements: Placements) -> Ten
     layout = device_mesh.layout(placements, x.ndim)
     if device_mesh.is_whole:
         return redistributed(x, layout)
-    return Tensor(collective.redistribute(x._node, layout, axes=device_mesh.axes))
+    return Tensor(redistribution.redistribute(x._node, layout, axes=device_mesh.axes))
 
 
 def parallelize(

@@ -22,10 +22,10 @@ from shmgpu.distributed.lowering import lower
 from shmgpu.distributed.mesh import Mesh
 from shmgpu.errors import GangAborted, HelperDied, NotRunning, RemoteError
 from shmgpu.functions import post
-from shmgpu.ops.collective import RECORDED
 from shmgpu.ops.graph import Node
 from shmgpu.ops.program import ProgramDraft
 from shmgpu.ops.program_message import UnknownProgram, UnknownTensor
+from shmgpu.ops.redistribution import RECORDED
 from shmgpu.parallel.mending import mend
 from shmgpu.parallel.message import MeshMessage
 from shmgpu.parallel.programs import MeshPrograms, Wanted, layouts_of

@@ -13,7 +13,7 @@ from typing import Any
 from shmgpu.distributed.layout import Layout, replicated
 from shmgpu.distributed.mesh import Mesh
 from shmgpu.distributed.placements import LOCAL, Partial, Placement, Replicate, Shard
-from shmgpu.ops import collective
+from shmgpu.ops import redistribution
 from shmgpu.ops.graph import Node
 from shmgpu.parallel.device_mesh import DeviceMesh
 from shmgpu.parallel.placer import meshes_of
@@ -52,7 +52,7 @@ def distribute_tensor(
             "Replicate()"
         )
     with no_grad():
-        made = Tensor(collective.redistribute(whole._node, layout))
+        made = Tensor(redistribution.redistribute(whole._node, layout))
     return made.requires_grad_() if whole.requires_grad else made
 
 
@@ -99,7 +99,7 @@ def _lies(of: Tensor, what: str) -> Layout:
 
 def redistributed(one: Tensor, layout: Layout, unit: int | None = None) -> Tensor:
     """The same elements, lying so."""
-    return Tensor(collective.redistribute(one._node, layout, unit))
+    return Tensor(redistribution.redistribute(one._node, layout, unit))
 
 
 def from_local(
@@ -148,7 +148,7 @@ def from_pieces(
     if node.needs_grad and any(one.is_partial() for one in layout.placements):
         if not all(one.is_partial("sum") for one in layout.placements if one.is_partial()):
             raise ValueError(f"from_local: gradients flow through sums of parts, not {layout}")
-    return Tensor(collective.from_local(node, layout, tuple(whole), _of_gradient(layout)))
+    return Tensor(redistribution.from_local(node, layout, tuple(whole), _of_gradient(layout)))
 
 
 def _of_gradient(layout: Layout) -> Layout:
@@ -166,8 +166,8 @@ def _is_local(node: Node) -> bool:
         if layout is not None:
             if LOCAL in layout.codes:
                 return True
-        elif one.value is None and one.op is not collective.FROM_LOCAL:
-            if one.op is collective.TO_LOCAL:
+        elif one.value is None and one.op is not redistribution.FROM_LOCAL:
+            if one.op is redistribution.TO_LOCAL:
                 return True
             waiting += [each for each in one.inputs if each not in met]
             met.update(one.inputs)
@@ -181,7 +181,7 @@ def put(one: Tensor, device_mesh: DeviceMesh, placements: Placements) -> None:
     if one._shared is not None:  # views keep the elements as they were
         one._shared.leave(one)
     with no_grad():
-        one._become(collective.redistribute(one._node, layout))
+        one._become(redistribution.redistribute(one._node, layout))
     if collects:
         one._collect()
 
@@ -252,7 +252,7 @@ class _Methods(Tensor):
         gradient = _of_gradient(layout)
         if grad_placements is not None:
             gradient = self.device_mesh.layout(grad_placements, self.ndim)
-        return Tensor(collective.to_local(self._node, layout, gradient))
+        return Tensor(redistribution.to_local(self._node, layout, gradient))
 
 
 class _IsOnMesh(type):

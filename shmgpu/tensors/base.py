@@ -31,9 +31,9 @@ from shmgpu.ops import (
     views,
 )
 from shmgpu.ops.casting import alias, cast
-from shmgpu.ops.collective import redistribute
 from shmgpu.ops.graph import Node, spec_of
 from shmgpu.ops.promotion import CATEGORY, TYPES, bool_, float32, is_float, number
+from shmgpu.ops.redistribution import redistribute
 from shmgpu.tensors import autograd, current, devices, interop
 from shmgpu.tensors.grad_mode import no_grad
 from shmgpu.tensors.hooks import RemovableHandle, registered

@@ -14,9 +14,9 @@ from collections.abc import Set
 from typing import Any, Protocol
 
 from shmgpu import core
-from shmgpu.ops.collective import REDISTRIBUTE
 from shmgpu.ops.graph import Node
 from shmgpu.ops.program import ProgramDraft
+from shmgpu.ops.redistribution import REDISTRIBUTE
 
 
 class Held:

@@ -19,7 +19,7 @@ from shmgpu.distributed.placements import Partial, Replicate, Shard
 from shmgpu.engine.backends import NumpyBackend, TorchBackend
 from shmgpu.engine.compile import Pool, compiled
 from shmgpu.engine.plan import Options
-from shmgpu.ops import collective
+from shmgpu.ops import gang
 from shmgpu.ops.program import ProgramDraft, decode
 from shmgpu.tensors.walks import needed
 
@@ -158,7 +158,7 @@ class Meeting:
 
 
 class Member:
-    """A gang as one member sees it: see :class:`shmgpu.ops.collective.Gang`."""
+    """A gang as one member sees it: see :class:`shmgpu.ops.gang.Gang`."""
 
     def __init__(self, meeting, rank):
         self.meeting = meeting
@@ -281,7 +281,7 @@ def run_lowered(lowered, case, options=None, backend="numpy", through_bytes=True
                 )
             ]
             numbers = [*case.numbers, *lowered.constants]
-            with collective.member_of(Member(meeting, rank)):
+            with gang.member_of(Member(meeting, rank)):
                 outcomes[rank] = run(local, arrays, numbers, options, backend)
         except BaseException as error:
             meeting.fail(error)

@@ -15,7 +15,7 @@ from shmgpu.distributed import choice
 from shmgpu.distributed.choice import FREE, choose, moved
 from shmgpu.distributed.rules import RULES
 from shmgpu.distributed.rules.base import options_of
-from shmgpu.ops import collective
+from shmgpu.ops import redistribution
 
 RNG = np.random.default_rng(11)
 F = OURS
@@ -30,7 +30,7 @@ def resident(*shape):
 
 
 def asked(tensor, layout):
-    return st.Tensor(collective.redistribute(tensor._node, layout))
+    return st.Tensor(redistribution.redistribute(tensor._node, layout))
 
 
 @pytest.fixture(params=[2, 3])

@@ -10,7 +10,7 @@ from distributed.members import check, hold, lies, lower, mesh_of, recorded
 from tensors.samples import OURS
 
 import shmgpu.tensors.tensor as st
-from shmgpu.ops import collective
+from shmgpu.ops import redistribution
 
 RNG = np.random.default_rng(5)
 BATCH, WIDE, HIDDEN, OUT = 16, 8, 24, 4
@@ -109,7 +109,7 @@ def test_a_cut_over_two_axes_meets_along_each():
 
 
 def asked(tensor, layout, unit=None):
-    return st.Tensor(collective.redistribute(tensor._node, layout, unit))
+    return st.Tensor(redistribution.redistribute(tensor._node, layout, unit))
 
 
 class Layers:

@@ -14,7 +14,7 @@ import shmgpu.tensors.tensor as st
 from shmgpu.distributed.layout import Layout
 from shmgpu.distributed.moves import MoveKind, path
 from shmgpu.distributed.placements import Shard
-from shmgpu.ops import collective
+from shmgpu.ops import redistribution
 
 RNG = np.random.default_rng(1)
 few = settings(deadline=None, max_examples=15, suppress_health_check=list(HealthCheck))
@@ -24,7 +24,7 @@ many = settings(few, max_examples=400)
 def moved(shape, have, want, **how):
     """A tensor that lies one way is asked for in another."""
     x = hold(st.tensor(RNG.integers(-9, 10, shape).astype("f4")))
-    asked = st.Tensor(collective.redistribute(x._node, want))
+    asked = st.Tensor(redistribution.redistribute(x._node, want))
     case = recorded(kept=[asked, asked + 1.0])
     return check(case, have.mesh, [have], exact=True, **how)
 

@@ -8,7 +8,7 @@ from distributed.members import check, hold, lies, lower, mesh_of, recorded
 from tensors.samples import OURS
 
 import shmgpu.tensors.tensor as st
-from shmgpu.ops import collective
+from shmgpu.ops import redistribution
 
 RNG = np.random.default_rng(17)
 F = OURS
@@ -23,11 +23,11 @@ def resident(*shape, **options):
 
 
 def local(tensor, layout, *gradient):
-    return st.Tensor(collective.to_local(tensor._node, layout, *gradient))
+    return st.Tensor(redistribution.to_local(tensor._node, layout, *gradient))
 
 
 def joined(tensor, layout, shape, *gradient):
-    return st.Tensor(collective.from_local(tensor._node, layout, shape, *gradient))
+    return st.Tensor(redistribution.from_local(tensor._node, layout, shape, *gradient))
 
 
 def run_local(outs, mesh, leaves):

@@ -12,7 +12,7 @@ from shmgpu.distributed.layout import Layout
 from shmgpu.distributed.placements import Partial, Shard
 from shmgpu.distributed.rules import RULES
 from shmgpu.distributed.rules.base import options_of
-from shmgpu.ops import TABLE, collective
+from shmgpu.ops import TABLE, redistribution
 from shmgpu.ops.graph import spec_of
 from shmgpu.ops.promotion import bool_, float32, int64
 
@@ -30,7 +30,7 @@ def resident(array, **options):
 
 
 def asked(tensor, layout):
-    return st.Tensor(collective.redistribute(tensor._node, layout))
+    return st.Tensor(redistribution.redistribute(tensor._node, layout))
 
 
 @pytest.fixture(params=[2, 3, 4])

@@ -22,7 +22,7 @@ from shmgpu.codec.arrays import ArraySpec
 from shmgpu.codec.dtypes import of_any
 from shmgpu.collectives.operations import CollectiveSpec
 from shmgpu.functions import Function, post
-from shmgpu.ops import collective
+from shmgpu.ops import gang as gangs
 from shmgpu.ops.program import decode
 
 
@@ -148,7 +148,7 @@ def _lowered(gang, given, task):
     from distributed.members import run
 
     program = decode(given.pop().tobytes())
-    with collective.member_of(gang.programs):
+    with gangs.member_of(gang.programs):
         read, _ = run(program, given, task["numbers"])
     return read
 

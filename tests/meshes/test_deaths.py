@@ -16,7 +16,7 @@ import shmgpu as gt
 from shmgpu.distributed import Partial, Replicate, Shard, distribute_tensor, init_device_mesh
 from shmgpu.engine import session
 from shmgpu.errors import remote_name
-from shmgpu.ops import collective
+from shmgpu.ops import gang
 from shmgpu.ops.program_message import UnknownTensor
 from shmgpu.tensors import current
 
@@ -43,7 +43,7 @@ class Deaths:
 
     def session(self, helper):
         """In each helper, and so in each replacement."""
-        execute, commit, gang = session.Engine.execute, collective.commit, collective._gang
+        execute, commit, current = session.Engine.execute, gang.commit, gang.current
         late = self.folder / "late"
         is_late = late.exists()  # it replaces one
 
@@ -62,7 +62,7 @@ class Deaths:
 
         def meeting():
             self._die("in the middle", helper)
-            return gang()
+            return current()
 
         def committing():
             self._die("at the commit", helper)
@@ -70,7 +70,7 @@ class Deaths:
             self._die("after the commit", helper)
 
         session.Engine.execute = dying
-        collective.commit, collective._gang = committing, meeting
+        gang.commit, gang.current = committing, meeting
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from tensors.samples import OURS, SAMPLES, THEIRS
 import shmgpu
 from shmgpu import ops
 from shmgpu.engine import plan
-from shmgpu.ops import collective
+from shmgpu.ops import collective, redistribution
 from shmgpu.tensors import tensor as st
 
 pytestmark = pytest.mark.operations
@@ -57,7 +57,7 @@ def gradients(sample, tensors, seed, **options):
 
 
 def test_every_row_has_a_sample():
-    of_meshes = {row.name for row in (*collective.LOWERED, *collective.RECORDED)}
+    of_meshes = {row.name for row in (*collective.LOWERED, *redistribution.RECORDED)}
     assert set(SAMPLES) == set(ops.TABLE) - of_meshes
     without = {name for name, row in ops.TABLE.items() if len(row.gradients) == 0}
     assert not {n for n in DIFFERENTIABLE if not SAMPLES[n].back and SAMPLES[n].compare} & (

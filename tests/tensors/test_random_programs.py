@@ -15,7 +15,7 @@ from shmgpu import ops
 from shmgpu.engine import plan
 from shmgpu.engine.plan import Options
 from shmgpu.engine.session import Engine
-from shmgpu.ops import collective, updates
+from shmgpu.ops import collective, redistribution, updates
 from shmgpu.ops.graph import Op
 from shmgpu.tensors import current
 from shmgpu.tensors import tensor as st
@@ -327,7 +327,7 @@ def test_optimisations_are_switched_on_the_way_with_equal_results(engine, monkey
 # Drawn numbers are each library's own.
 OWN = {"rand", "randn", "checkpoint"}  # each has tests of its own
 OWN |= {row.name for row in vars(updates).values() if isinstance(row, Op)}  # an optimiser's
-OWN |= {row.name for row in (*collective.LOWERED, *collective.RECORDED)}
+OWN |= {row.name for row in (*collective.LOWERED, *redistribution.RECORDED)}
 
 
 def test_programs_draw_from_the_whole_table(engine):
