@@ -409,8 +409,8 @@ typedef struct shm_reply {
 enum shm_gang_state {
   SHM_GANG_NONE = 0,
   SHM_GANG_RUNNING = 1,
-  SHM_GANG_COMMITTED = 2,      /* all members have done what may fail: it stands */
-  SHM_GANG_ABORTED = 3         /* a member failed before: nothing of it stands */
+  SHM_GANG_COMMITTED = 2,      /* all members have done what may fail: the call takes effect */
+  SHM_GANG_ABORTED = 3         /* a member failed before that: nothing of it takes effect */
 };
 /* Why it was aborted. */
 enum shm_gang_why {
@@ -507,7 +507,8 @@ enum shm_dtype {
   SHM_UINT64 = 12,
   SHM_DTYPES = 13
 };
-/* Always in the order of the group's ranks; 16-bit floats in float32, rounded once. Integers wrap. */
+/* Reductions go in the order of the group's ranks. 16-bit floats are computed in float32 and
+ * rounded once. Integers wrap. */
 enum shm_reduction {
   SHM_REDUCE_SUM = 0,
   SHM_REDUCE_MEAN = 1,         /* floats only */
@@ -518,23 +519,23 @@ enum shm_reduction {
 };
 enum shm_collective_kind {
   SHM_BARRIER = 0,
-  SHM_ALL_REDUCE = 1,          /* counts[0] elements of each into as many: in may be out */
-  SHM_ALL_GATHER = 2,          /* counts[rank] elements of each, one after the other, to each */
-  SHM_REDUCE_SCATTER = 3,      /* of all counts together, reduced, each gets counts[its rank] */
+  SHM_ALL_REDUCE = 1,          /* counts[0] elements of each member, reduced; in may be out */
+  SHM_ALL_GATHER = 2,          /* counts[rank] elements of each member, end to end, to all */
+  SHM_REDUCE_SCATTER = 3,      /* each member gets its counts[rank] elements of the reduction */
   SHM_ALL_TO_ALL = 4,          /* counts[rank] elements to each, received[rank] from each */
-  SHM_BROADCAST = 5,           /* counts[0] elements of root's in to each other's out */
-  SHM_SCATTER = 6,             /* counts[rank] elements of root's to each */
-  SHM_GATHER = 7,              /* counts[rank] elements of each to root */
-  SHM_SEND = 8,                /* counts[0] elements of root's: its group is both, root sends */
+  SHM_BROADCAST = 5,           /* counts[0] elements of root's in, to the out of all others */
+  SHM_SCATTER = 6,             /* counts[rank] elements from root to each member */
+  SHM_GATHER = 7,              /* counts[rank] elements from each member to root */
+  SHM_SEND = 8,                /* counts[0] elements: root sends, the other of the group receives */
   SHM_RECV = 9,
   SHM_COLLECTIVES = 10
 };
 /* How an all_reduce is done: the result is the same bit for bit. */
 enum shm_algorithm {
   SHM_ALGORITHM_AUTO = 0,      /* by size */
-  SHM_ALGORITHM_NAIVE = 1,     /* everybody reads all and reduces all: one meeting */
-  SHM_ALGORITHM_RING = 2,      /* each reads of its predecessor alone */
-  SHM_ALGORITHM_ALL_TO_ALL = 3, /* everybody reduces one piece of all, and reads the others' */
+  SHM_ALGORITHM_NAIVE = 1,     /* each member reads all and reduces all, in one step */
+  SHM_ALGORITHM_RING = 2,      /* each member reads only from its predecessor */
+  SHM_ALGORITHM_ALL_TO_ALL = 3, /* each member reduces one piece and reads the other results */
   SHM_ALGORITHMS = 4
 };
 
@@ -563,20 +564,20 @@ uint64_t shm_gang_epoch(void);
  * SHM_EBAD_GANG: shm_error_detail() says what does not fit; where members disagree, this gives the
  * gang up. */
 int shm_gang_collective(const shm_collective_t *collective, const void *in, void *out);
-/* The same in two halves: a handle, and the rest under another number. What it reads and writes must
- * stay as it is in between. */
+/* The same in two halves. shm_gang_start returns a handle; shm_gang_wait does the rest, under
+ * another number. Between the two, leave the arrays alone. */
 int shm_gang_start(const shm_collective_t *collective, const void *in, void *out);
 int shm_gang_wait(int handle, uint32_t id);
-/* This member has done all that may fail; waits until all have: then SHM_OK, and it stands. Or
- * SHM_EABORTED: nothing may be changed by it. After it there is no collective. A call that returns
- * without a commit commits by that, and does not learn what became of it. */
+/* This member has done all that may fail; wait until all members have. SHM_OK: the call takes
+ * effect. SHM_EABORTED: the function must change nothing. No collective may follow. A function that
+ * returns without a commit commits by returning, and does not learn the outcome. */
 int shm_gang_commit(void);
 /* Give it up: the others hear of it at their next collective. */
 int shm_gang_abort(void);
 int shm_gang_state(void);      /* shm_gang_state of the gang that runs here; SHM_GANG_NONE: none does */
 
-/* What a gang's parameter block is, where a binding reads it: a table of blocks, one for each member
- * by rank, which lie behind it. A helper is told of its own alone. */
+/* A binding's parameter block for a gang: a table of blocks, one for each member by rank, and
+ * behind it the blocks. A helper is told only of its own. */
 typedef struct shm_gang_block {
   uint32_t bytes;              /* of the table and all blocks */
   uint16_t version;            /* 1 */

@@ -36,7 +36,7 @@ typedef struct fault {
   int role, index;
   long generation;
   int point, action;
-  unsigned long at;     /* the passing at which it happens */
+  unsigned long at;     /* it happens at this passing of the point */
   unsigned long passed; /* threads of a child may pass at once */
 } fault_t;
 

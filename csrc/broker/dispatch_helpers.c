@@ -47,8 +47,8 @@ static uint32_t in_flight_at(const shmi_helper_t *helper, uint64_t delivery) {
   return helper->by_delivery[delivery % SHMI_DELIVERY_RING];
 }
 
-/* Before an answer of this function is taken in: learn how long the work that the previous one left
- * for after its answer took. */
+/* Call before an answer of this function is taken in. The function that was answered before it may
+ * have left work for after its answer: learn how long that took. */
 static void learn_deferred(shmi_dispatch_t *d, int h, const shmi_function_t *function) {
   shmi_helper_t *helper = &d->helpers[h];
   uint64_t so_far_ns =
@@ -82,8 +82,8 @@ static void trace_member(shmi_dispatch_t *d, int h, const shmi_request_t *r, uin
   shmi_scoreboard_trace(&life);
 }
 
-/* Of several failures the first counts; but that a member was stopped because another one failed
- * says less than anything else. */
+/* Of several failures the first one counts. But SHM_EABORTED only says that another member failed,
+ * so any other failure takes its place. */
 static void note_member(shmi_request_t *r, int h, int status, uint64_t value) {
   if (h == r->helper && r->gang_status == SHM_OK) r->gang_value = value;
   if (status == SHM_OK) return;
@@ -93,7 +93,8 @@ static void note_member(shmi_request_t *r, int h, int status, uint64_t value) {
   r->gang_failed = (uint8_t)h;
 }
 
-/* Back to the queue if nothing of it was begun, or it may be repeated: 1. */
+/* Put it back into the queue if no part of it was begun, or if it may be repeated. Returns whether
+ * it was put back. */
 static int begin_gang_again(shmi_dispatch_t *d, uint32_t number, int status) {
   shmi_request_t *r = shmi_schedule_request(d->schedule, number);
   const shmi_child_t *child = &d->children[r->frame.slot];
@@ -110,8 +111,9 @@ static int begin_gang_again(shmi_dispatch_t *d, uint32_t number, int status) {
   return 1;
 }
 
-/* One helper of a gang has ended its part, or died over it; the last one's end is the call's. The
- * value is the first helper's, or that of the one whose failure counts, who is named. */
+/* One helper of a gang has ended its part, or died over it. The call ends when the last helper has.
+ * It is answered with the first helper's value; or, if a failure counts, with that helper's value
+ * and number. */
 static void finish_member(shmi_dispatch_t *d, int h, uint32_t number, uint64_t delivery, int status,
                           uint64_t value, uint32_t started, uint32_t finished) {
   shmi_request_t *r = shmi_schedule_request(d->schedule, number);
@@ -132,7 +134,8 @@ static void finish_member(shmi_dispatch_t *d, int h, uint32_t number, uint64_t d
   if (fate.state == SHM_GANG_ABORTED && fate.why == SHM_GANG_MEMBER_DIED) {
     r->gang_status = SHM_EHELPER_DIED;
     r->gang_failed = (uint8_t)fate.helper;
-  } else if (r->gang_status == SHM_EABORTED) { /* who gave it up has no failure of its own to tell of */
+  } else if (r->gang_status == SHM_EABORTED) { /* the members only stopped: the gang knows who
+                                                  gave it up */
     r->gang_failed = (uint8_t)fate.helper;
     r->gang_value = (uint64_t)fate.why;
   }
@@ -339,7 +342,8 @@ static void recover(shmi_dispatch_t *d, int h, uint64_t delivery, uint64_t execu
     victim->sequence = r->frame.sequence;
     victim->function = (uint64_t)(uintptr_t)r->frame.msg.func_ptr;
   }
-  if (r->members != 0) { /* the others may have begun: a gang is never run by halves twice */
+  if (r->members != 0) { /* the other members may have begun: only the whole gang may be run
+                            again */
     r->gang_has_run |= (uint8_t)was_executing;
     finish_member(d, h, number, delivery, SHM_EHELPER_DIED, 0, 0, 0);
     return;
@@ -488,7 +492,8 @@ uint64_t shmi_dispatch_hung(shmi_dispatch_t *d, uint64_t now_ns, uint64_t *next_
       if (r == NULL) continue;
       hang_after_ns = r->function->hang_after_ns;
       since_ns = atomic_load_explicit(&page->executing_since_ns, memory_order_relaxed);
-      int waits = r->members != 0 && shmi_gang_waits(h); /* for another one, who is the reason */
+      int waits = r->members != 0 && shmi_gang_waits(h); /* for another member, which is the one
+                                                            that hangs */
       if (waits || helper->was_waiting) helper->waited_ns = now_ns;
       helper->was_waiting = (uint8_t)waits;
       if (waits) continue;

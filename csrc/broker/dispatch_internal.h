@@ -100,7 +100,7 @@ struct shmi_dispatch {
   uint64_t retiring;    /* mask of the helpers whose pipe is to be closed */
   uint64_t holding_several; /* helpers that hold more than one call */
   uint64_t look_ns;     /* when their pages are looked at next */
-  uint32_t gangs;       /* that were handed over and have not ended */
+  uint32_t gangs;       /* handed over, and not ended yet */
   uint64_t gang_look_ns; /* when their members' lines are looked at next */
   uint64_t now_ns;
   uint64_t least_hang_ns; /* the shortest hang_after of all functions; 0: none has one */

@@ -337,7 +337,8 @@ static uint32_t take_out_of_domain(shmi_schedule_t *s, int domain) {
   return number;
 }
 
-/* One that the helper alone would have run. What others may run as well waits for them now. */
+/* Take out a message that only this helper could run. Messages that others may run, too, are queued
+ * for those. */
 static uint32_t take_out_of_helper(shmi_schedule_t *s, int helper) {
   uint32_t number;
   while ((number = take_out_of_domain(s, s->config.pools + helper)) != SHMI_NONE) {
@@ -375,7 +376,7 @@ uint64_t shmi_schedule_expected(const shmi_schedule_t *s) { return s->expected; 
 void shmi_schedule_helper_down(shmi_schedule_t *s, int helper) {
   if (s->helpers[helper].up) s->pool_up[s->helpers[helper].pool]--;
   s->helpers[helper].up = 0;
-  shmi_gang_keep_none(s); /* for gangs that it is of they would be kept in vain */
+  shmi_gang_keep_none(s); /* gangs that need this helper cannot start now */
   if (s->run_helper == helper) s->run_left = 0;
 }
 

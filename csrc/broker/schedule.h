@@ -1,4 +1,4 @@
-/* schedule -- who is served next, by which helper, in which batch. Pure policy.
+/* schedule -- who is served next, by which helper; and which calls form a batch. Pure policy.
  *
  * The dispatcher tells it what happened (a frame came, a call ended, a helper came up or went down)
  * and asks what to hand to a helper now. It makes no system call, reads no clock (times are passed
@@ -108,7 +108,7 @@ uint32_t shmi_schedule_admit(shmi_schedule_t *schedule, const shmi_frame_t *fram
  * take_expired. */
 int shmi_schedule_next(shmi_schedule_t *schedule, uint64_t now_ns, int *helper, uint32_t out[],
                        int max);
-/* Do gangs wait, or are helpers kept for one that did? */
+/* Whether gangs wait, or helpers are kept for one that has waited long. */
 int shmi_schedule_has_gangs(const shmi_schedule_t *schedule);
 /* The gang that can be started now, on all helpers of its placement, or SHMI_NONE. Ask for gangs
  * first, and again after shmi_schedule_next has given something. */

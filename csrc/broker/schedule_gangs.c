@@ -10,13 +10,14 @@ static int all_are_up(const shmi_schedule_t *s, uint64_t mask) {
   return 1;
 }
 
-/* What waits for this helper comes before a gang of that priority. */
+/* Whether a message that waits for this helper goes before a gang of that priority. */
 static int comes_first(const shmi_schedule_t *s, int helper, int priority) {
   int urgency = shmi_most_urgent(s, helper);
   return urgency > priority || (urgency == priority && (s->owing >> helper & 1) != 0);
 }
 
-/* Behind a call the other members would wait for it; behind a gang of the same members nobody does. */
+/* Whether a gang may be handed to this helper now. If it stood behind a call, the other members
+ * would wait for this one. Behind a gang of the same members, nobody waits. */
 static int can_begin_at(const shmi_schedule_t *s, int helper, uint64_t mask, int priority) {
   const shmi_load_t *h = &s->helpers[helper];
   if (!h->up || (s->spared >> helper & 1) != 0 || comes_first(s, helper, priority)) return 0;
@@ -36,7 +37,8 @@ static int can_begin(const shmi_schedule_t *s, const shmi_request_t *r) {
   return 1;
 }
 
-/* It has waited long: what is not more urgent finds its helpers taken, but for the turn they owe. */
+/* The gang has waited long, so its helpers are kept for it: they take only what is more urgent, and
+ * the one message that they owe after an earlier gang. */
 static void keep_for(shmi_schedule_t *s, const shmi_request_t *r) {
   for (uint64_t left = r->frame.placement; left != 0; left &= left - 1) {
     int helper = __builtin_ctzll(left);
@@ -81,9 +83,9 @@ int shmi_schedule_has_gangs(const shmi_schedule_t *s) {
   return s->domains[shmi_gang_domain(s)].ready != 0 || s->kept != 0;
 }
 
-/* Looks at waiting gangs in the order in which their turns come. Where one has to wait, those behind
- * it do not get its helpers. While a member is down, which may be for long, that holds only for gangs
- * of its own child, whose messages to a helper stay in order. */
+/* Look at waiting gangs in the order of their turns. If one has to wait, those behind it do not get
+ * its helpers. If it waits for a member that is down, which may take long, only gangs of the same
+ * child wait behind it, because a child's messages to a helper stay in order. */
 uint32_t shmi_schedule_next_gang(shmi_schedule_t *s, uint64_t now_ns) {
   const shmi_domain_t *domain = &s->domains[shmi_gang_domain(s)];
 again:
@@ -96,7 +98,7 @@ again:
     uint32_t first = domain->rings[priority].cursor, child = first;
     do {
       const shmi_queue_t *q = shmi_queue_of(s, shmi_gang_domain(s), priority, child - 1);
-      uint64_t delayed = 0; /* by a member that is down, with all that is behind it */
+      uint64_t delayed = 0; /* helpers of gangs that wait for a member that is down */
       uint32_t number = q->head;
       for (int i = 0; i < LOOKS_AT_A_CHILD && number != SHMI_NONE && looks > 0; i++, looks--) {
         shmi_request_t *r = &s->requests[number];

@@ -107,7 +107,7 @@ static inline int shmi_most_urgent(const shmi_schedule_t *s, int helper) {
   return ready == 0 ? -1 : 31 - __builtin_clz(ready);
 }
 
-/* A request waits no longer, in whatever place it waited. */
+/* Count out a request that no longer waits, wherever it did. */
 static inline void shmi_count_out(shmi_schedule_t *s, const shmi_request_t *r) {
   s->queued--;
   s->queued_of[r->frame.slot]--;

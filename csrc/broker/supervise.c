@@ -28,7 +28,7 @@ static struct {
   enum shmi_phase phase;
   int outcome;
   int forced;             /* 1: TERM was sent in this phase; 2: KILL */
-  int stops_handled;      /* of the requests to end */
+  int stops_handled;      /* how many requests to end were acted on */
   uint64_t signals_ns;    /* when signals were last let in by hand */
   uint64_t deadline_ns;   /* of the phase */
   uint64_t drained_ns;    /* draining: since when there has been nothing left to do; 0: there is */

@@ -1,5 +1,5 @@
-/* supervise_roles -- what becomes of each helper and child: ready, dead, replaced, restarted, hung,
- * let go. See supervise_internal.h.
+/* supervise_roles -- each helper and child while the broker runs: dead helpers are replaced, failed
+ * children restarted, hung ones ended. See supervise_internal.h.
  */
 #include "broker/supervise_internal.h"
 

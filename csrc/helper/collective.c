@@ -40,7 +40,7 @@ static int read_group(shmi_run_t *run) {
   return run->me >= 0 ? SHM_OK : shmi_run_refuse(run, "this member is not in its group");
 }
 
-/* Who is at the other end of a send is told by the group; both ends call it a send. */
+/* The group says who is at the other end of a send; both ends call it a send. */
 static uint32_t what_of(const shm_collective_t *c, int reduces) {
   uint32_t kind = c->kind == SHM_RECV ? SHM_SEND : c->kind;
   return kind << 24 | (uint32_t)c->root << 16 | (reduces ? (uint32_t)c->reduction << 8 : 0u) | c->dtype;
@@ -104,7 +104,8 @@ static int open_run(shmi_run_t *run, const shm_collective_t *c, const void *in, 
 
 /* ---- running ---- */
 
-/* What a member receives of the others, by the definition of the collective: not by how it is done. */
+/* How many bytes a member receives from the others by the definition of the collective, whatever
+ * the algorithm. */
 static uint64_t moved_bytes(const shmi_run_t *run) {
   const shm_collective_t *c = run->asked;
   uint64_t n = c->counts[0], others = (uint64_t)run->size - 1, sum = 0;
@@ -225,7 +226,7 @@ int shm_gang_wait(int handle, uint32_t id) {
   if (status != SHM_OK) return status;
   run->id = id;
   for (int i = 0; i < run->staged; i++) {
-    /* Whoever reads it says so under this number. */
+    /* readers report under this number that they have read it */
     shmi_meet_unpin(run->staged_slots[i], position(id, run->staged_steps[i]));
   }
   return perform(run);

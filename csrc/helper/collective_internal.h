@@ -17,15 +17,15 @@
 #include "helper/collective.h"
 #include "helper/rendezvous.h"
 
-enum { SHMI_RUN_STAGED = 2 }; /* posts of a started collective */
+enum { SHMI_RUN_STAGED = 2 }; /* the most posts that a started collective keeps */
 
 typedef struct shmi_run { /* one collective, as this member takes part in it */
   const shm_collective_t *asked;
   const char *in;
   char *out;
-  uint32_t id;         /* of what it posts from here on */
-  uint32_t started_id; /* of what it has posted when it was started; 0: it was not */
-  int staged;          /* how many posts that are */
+  uint32_t id;         /* number of the posts from here on */
+  uint32_t started_id; /* number of its posts at its start; 0: it was not started */
+  int staged;          /* how many posts it made at its start */
   int staged_slots[SHMI_RUN_STAGED];
   uint32_t staged_steps[SHMI_RUN_STAGED];
   int size, me;        /* ranks are those of the group */
@@ -67,12 +67,13 @@ static inline void copy(void *to, const void *from, size_t bytes) {
 int shmi_run_refuse(const shmi_run_t *run, const char *why);
 /* SHM_EBAD_GANG if a run cannot number so many steps. */
 int shmi_run_check_steps(const shmi_run_t *run, uint64_t steps);
-/* What the member of that rank has posted at that step, which has as many bytes: into *data. The
- * caller has waited for it, unless it may have been posted when it was started. */
+/* Set *data to what the member of that rank has posted at that step, which must have that many
+ * bytes. The caller has waited for the post, unless it may have been made when the collective was
+ * started. */
 int shmi_run_find(const shmi_run_t *run, int rank, uint32_t step, uint64_t bytes, int may_be_staged,
                   const void **data);
 
-/* Wait until these helpers have posted that step; find() waits where it may have been started. */
+/* Wait until these helpers have posted that step. For a started collective, shmi_run_find waits. */
 static inline int meet(const shmi_run_t *run, uint64_t helpers, uint32_t step) {
   return run->started_id != 0 ? SHM_OK : shmi_meet_wait(helpers, position(run->id, step));
 }
@@ -94,13 +95,14 @@ static inline void have_read(const shmi_run_t *run, uint32_t step, uint64_t post
   shmi_meet_have_read(position(run->id, step), posters);
 }
 
-/* Post what is next of `end` pieces, up to the one after that of this round, each in a slot. */
+/* Post pieces from *next on, up to the one after this round's and at most to `end`, each in a
+ * slot. */
 int shmi_run_post_ahead(const shmi_run_t *run, uint64_t *next, uint64_t end, uint64_t round,
                         void (*post)(const shmi_run_t *run, uint64_t piece, int slot));
-/* count elements from this member, at steps from `step` on, to the readers. */
+/* Give the readers `count` elements of this member, in steps from `step` on. */
 int shmi_run_give(const shmi_run_t *run, const char *from, uint64_t count, uint32_t step,
                   uint64_t readers);
-/* The same, received from the member of that rank. */
+/* Receive what the member of that rank gives. */
 int shmi_run_get(const shmi_run_t *run, int rank, char *to, uint64_t count, uint32_t step);
 
 /* ---- collective_moves.c ---- */

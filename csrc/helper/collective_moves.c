@@ -135,8 +135,8 @@ int shmi_run_all_gather(shmi_run_t *run) {
 
 /* ---- all_to_all ---- */
 
-/* In the s-th exchange each rank sends to the one that is s further. Steps of an exchange have a range
- * of their own, because how many they are is known to its two ends alone. */
+/* In the s-th exchange, each rank sends to the rank that is s places further. Each exchange has a
+ * range of steps of its own, because only its two ends know how many steps it takes. */
 int shmi_run_all_to_all(shmi_run_t *run) {
   const uint64_t *sent = run->asked->counts, *received = run->asked->received;
   uint64_t each = run->piece / run->item;

@@ -9,7 +9,8 @@ enum { NAIVE_BYTES = 1 << 15 }; /* up to here an all_reduce in one meeting is th
 
 /* ---- reduce_scatter ---- */
 
-/* Elements of each rank's piece that one post holds: the pieces of all others lie in it. */
+/* How many elements of each rank's piece one post holds: it has room for the pieces of all other
+ * ranks. */
 uint64_t shmi_run_scattered_each(const shmi_run_t *run) {
   return run->piece / (size_t)(run->size - 1) / run->item;
 }
@@ -105,9 +106,10 @@ static int reduce_naively(shmi_run_t *run) {
   return status;
 }
 
-/* A chunk is cut into a piece for each rank. Everybody posts the others' pieces of it (step A),
- * reduces its own and posts that (step B), and reads the others'. A of the next chunk comes before B
- * of this one, and reading B after both, so that nobody waits for who is a little behind. */
+/* A chunk is cut into a piece for each rank. Each member posts the others' pieces (step A), reduces
+ * its own piece, posts the result (step B), and reads the others' results. Step A of the next chunk
+ * comes before step B of this one, and results are read after both, so that nobody waits for a
+ * member that is a little behind. */
 uint32_t shmi_run_step_of_chunk(uint64_t chunk) { return chunk == 0 ? 1 : 2 * (uint32_t)chunk; }
 static uint32_t step_of_reduced(uint64_t chunk) { return 2 * (uint32_t)chunk + 3; }
 
@@ -197,8 +199,9 @@ static int reduce_all_to_all(shmi_run_t *run) {
   return status == SHM_OK && chunks > 0 ? read_reduced(run, chunks - 1) : status;
 }
 
-/* Each reads of its predecessor alone. A chunk's partial result goes from rank 0 to the last, which
- * has the result; that goes on from there around the ring. The next chunk's partial comes first. */
+/* Each member reads only from its predecessor. A chunk's partial result goes from rank 0 to the
+ * last rank, which then has the result. From there the result goes on around the ring, after the
+ * next chunk's partial result. */
 static uint32_t step_of_partial(uint64_t chunk) { return chunk == 0 ? 1 : 2 * (uint32_t)chunk; }
 static uint32_t step_of_result(uint64_t chunk) { return 2 * (uint32_t)chunk + 3; }
 

@@ -132,8 +132,8 @@ static void skip_finished(void) {
 
 /* ---- gangs ---- */
 
-/* A binding's block of a gang is a table, which is read once: where this member's own block lies in
- * it, as checked as any. */
+/* A binding's block of a gang is a table of blocks. It is read once, to find this member's own
+ * block, which is then checked like any other. */
 static int own_block(const shmi_frame_t *frame, uint64_t *address) {
   uint64_t base = shmi_arena_address(frame->slot), capacity = shmi_arena_bytes(), table = *address;
   shm_gang_block_t head;
@@ -154,7 +154,7 @@ static int own_block(const shmi_frame_t *frame, uint64_t *address) {
   return SHM_OK;
 }
 
-/* Enter the gang that the frame is of, if it is of one, and find this member's block. */
+/* If the frame belongs to a gang, enter the gang and find this member's block. */
 static int enter_gang(const shmi_frame_t *frame, shm_work_t *work) {
   if (!is_gang(frame)) return SHM_OK;
   int status = shmi_meet_begin(frame->ticket, frame->members);
@@ -163,7 +163,8 @@ static int enter_gang(const shmi_frame_t *frame, shm_work_t *work) {
   return function == NULL || function->func != NULL ? SHM_OK : own_block(frame, &work->params);
 }
 
-/* How the member's part ends: it arrives, or gives the gang up. What it has cost lies beside. */
+/* End this member's part: it arrives, or gives the gang up. The control page gets what it has
+ * cost. */
 static int leave_gang(const shmi_frame_t *call, int status) {
   const shmi_gang_member_t *member = shmi_meet_member();
   shmi_gang_cost_t *cost = &port.page->costs[call->delivery % SHMI_DELIVERY_RING];

@@ -14,8 +14,8 @@ enum {
 
 /* ---- one kernel a type and operation, over vectors ----
  *
- * Loads and stores are memcpy, so sources need no alignment, and out may be one of them: a vector is
- * read before it is written. What does not fill a vector is done in one that is filled up. */
+ * Loads and stores are memcpy, so sources need no alignment, and out may be one of them: a vector
+ * is read before it is written. A rest that does not fill a vector is padded. */
 
 #define SUM(type, x, y) ((x) + (y))
 #define PROD(type, x, y) ((x) * (y))
@@ -132,7 +132,7 @@ static inline uint32_t narrowed_half(uint32_t bits) { /* to nearest, ties to eve
   bits ^= sign;
   if (bits >= (127u + 16) << 23) {
     half = bits > 0x7f800000u ? 0x7e00 : 0x7c00;
-  } else if (bits < 113u << 23) { /* what the float unit rounds off lies below the subnormal's last bit */
+  } else if (bits < 113u << 23) { /* the sum rounds at the last bit of the subnormal */
     const uint32_t magic = ((127u - 15) + (23 - 10) + 1) << 23;
     half = bits_of(float_of(bits) + float_of(magic)) - magic;
   } else {

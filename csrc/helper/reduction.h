@@ -21,13 +21,13 @@ size_t shmi_dtype_partial_bytes(int dtype);
 /* Can that operation be done on that type? */
 int shmi_reduction_is_known(int dtype, int op);
 
-/* For tests: as on a machine that has nothing better. */
+/* For tests: from here on, compute as a machine without AVX2 does. */
 void shmi_reduction_be_plain(void);
 
 /* out may be one of the sources, and overlaps none otherwise. */
 void shmi_reduce(int dtype, int op, void *out, const void *const sources[], int count, size_t n);
-/* The same in pieces: partial = first (1) or partial op next, and at last out = partial, of that many
- * sources. */
+/* The same source by source: partial = the first source; then partial = before op source; at last
+ * out = partial, which was made of `count` sources. */
 void shmi_reduce_first(int dtype, void *partial, const void *source, size_t n);
 void shmi_reduce_next(int dtype, int op, void *partial, const void *before, const void *source,
                       size_t n);

@@ -15,15 +15,15 @@
 #include "memory/arena.h"
 
 enum {
-  SPIN_NS = 30000,      /* a member that runs is here within that, as a rule */
+  SPIN_NS = 30000,      /* a member that runs usually arrives within that */
   SPIN_LOOKS = 64,      /* between two looks at the clock */
-  SLEEP_NS = 100000000, /* a ring that was lost costs no more */
-  TRUST = 8             /* spins in vain in a row, until only each 16th wait begins with one */
+  SLEEP_NS = 100000000, /* a lost wake-up costs no more than that */
+  TRUST = 8             /* useless spins in a row; after that only each 16th wait spins */
 };
 
 typedef struct slot {
-  uint64_t readers; /* who may read what lies there */
-  uint64_t until;   /* and no more when past this position */
+  uint64_t readers; /* helpers that may read the post */
+  uint64_t until;   /* until they are past this position */
   int is_pinned;
 } slot_t;
 
@@ -82,7 +82,7 @@ int shmi_meet_begin(uint32_t ticket, uint64_t members) {
   return is_aborted() ? SHM_EABORTED : SHM_OK;
 }
 
-/* Those who sleep until this helper has come so far. */
+/* Wake those of the helpers that sleep. */
 static void ring(uint64_t helpers) {
   atomic_thread_fence(memory_order_seq_cst);
   for (helpers &= ~(UINT64_C(1) << me.helper); helpers != 0; helpers &= helpers - 1) {
@@ -94,7 +94,7 @@ static void ring(uint64_t helpers) {
   }
 }
 
-/* Nothing of that gang is posted or read here any more. */
+/* This helper posts and reads nothing of that gang any more. */
 static void leave(uint32_t ticket, uint64_t members) {
   uint64_t end = shmi_gang_end_of(ticket);
   atomic_store_explicit(&me.line->read, end, memory_order_release);
@@ -103,8 +103,8 @@ static void leave(uint32_t ticket, uint64_t members) {
   for (int i = 0; i < SHMI_GANG_SLOTS; i++) me.slots[i].is_pinned = 0;
 }
 
-/* Of a gang that is decided nothing is read any more that counts. What was posted in one before it,
- * which this helper has left and others have not, stays. */
+/* The gang is decided, so nobody needs its posts any more. Posts of an earlier gang stay: this
+ * helper has left it, but others may still read them. */
 static void free_slots_of(uint32_t ticket) {
   for (int i = 0; i < SHMI_GANG_SLOTS; i++) {
     if ((uint32_t)(me.slots[i].until >> 32) == ticket) me.slots[i].readers = 0;
@@ -140,11 +140,11 @@ static uint64_t missing_of(uint64_t helpers, uint64_t position, int to_read) {
   return missing;
 }
 
-/* What is waited for: that helpers are at a position, or that some slot is free. */
+/* What a helper waits for: that others are at a position, or that some slot is free. */
 typedef struct wish {
   uint64_t helpers, position;
-  int to_read; /* of what they have posted; else they are to have read */
-  int a_slot;  /* any: those helpers are the readers of one */
+  int to_read; /* they are to have posted; else they are to have read */
+  int a_slot;  /* any slot: the helpers are the readers of one */
 } wish_t;
 
 static int free_slot(void);
@@ -176,7 +176,8 @@ static void sleep_until_rung(uint32_t seen) {
   syscall(SYS_futex, &me.line->bell, FUTEX_WAIT, seen, &most, NULL, 0);
 }
 
-/* Until it is granted, or the gang is no more. The line says to others what it is. */
+/* Wait until it is granted, or the gang has ended. This helper's line tells others what it waits
+ * for. */
 static int wait_for(wish_t wish) {
   SHMI_FAULT(IN_COLLECTIVE);
   if (is_granted(&wish) || is_aborted()) return is_aborted() ? SHM_EABORTED : SHM_OK;
@@ -228,7 +229,7 @@ static int pinned_slots(void) {
   return count;
 }
 
-/* In turn, so that whoever reads them finds the next one at once. -1: none is free. */
+/* Slots are used in turn, so that readers find the next post at once. -1: none is free. */
 static int free_slot(void) {
   for (int i = 0; i < SHMI_GANG_SLOTS; i++) {
     int at = (me.cursor + i) % SHMI_GANG_SLOTS;
@@ -237,8 +238,8 @@ static int free_slot(void) {
   return -1;
 }
 
-/* Any slot will do. Of those that are taken one of another gang is named, if there is one: its readers
- * do not wait for this gang, so nobody is taken to be stuck. */
+/* Any slot will do. If all are taken, name one of another gang, if there is one: its readers do not
+ * wait for this gang, so this gang is not taken to be stuck. */
 static wish_t wish_for_a_slot(void) {
   const slot_t *named = NULL;
   for (int i = 0; i < SHMI_GANG_SLOTS; i++) {

@@ -1,17 +1,19 @@
 /* rendezvous -- how a helper meets the other members of the gang that it runs.
  *
  * A member *posts*: it writes into a slot of its scratch region, which all helpers map, and says in
- * its line that all up to a position lies ready. Another one waits for that position, finds the slot
- * by it, reads there, and says in its own line how far it has read. A slot is written anew only when
- * all its readers are past what lay there. Both sides are plain stores and loads of one's own line,
- * and a futex for whoever sleeps: no lock, no message, no system call while everybody is awake.
+ * its line up to which position its posts are ready. Another member waits for that position, finds
+ * the slot by it, reads the post, and says in its own line how far it has read. A slot is reused
+ * only when all its readers are past its post. Each side loads lines and stores to its own; there
+ * is a futex for whoever sleeps. So there is no lock, no message, and no system call while
+ * everybody is awake.
  *
- * Who waits looks for a moment first, where each member has a core. It sleeps for a tenth of a second
- * at most, then looks whether the gang still runs. A gang that is aborted ends every wait at once.
+ * A member that waits spins for a moment first, if there is a core for each member. Then it sleeps,
+ * for a tenth of a second at most, and looks whether the gang still runs. A gang that is aborted
+ * ends every wait at once.
  *
- * A posted slot may be *pinned*: what a started collective has posted stays until that is waited for,
- * whatever comes in between. SHMI_MEET_FREE slots are never pinned, which is what one collective needs
- * at once, so it never waits for itself.
+ * A posted slot may be *pinned*: the post of a started collective stays until somebody waits for
+ * the collective, whatever comes in between. SHMI_MEET_FREE slots are never pinned. One collective
+ * needs no more than those at once, so it never waits for itself.
  *
  * Owns: this helper's line, its slots, and which gang it is in. Must never: know what lies in a slot,
  * or take anything of a dead gang for good.
@@ -36,28 +38,29 @@ typedef struct shmi_gang_member { /* of the gang that runs */
 void shmi_meet_open(int helper);
 /* SHM_EABORTED: the gang was aborted before it began here. */
 int shmi_meet_begin(uint32_t ticket, uint64_t members);
-/* Its function has ended with that status: what the member answers. Arrives, or aborts the gang. */
+/* The member's function has ended with that status: arrive, or abort the gang. Returns the member's
+ * answer. */
 int shmi_meet_end(uint32_t ticket, int status);
 shmi_gang_member_t *shmi_meet_member(void);
 int shmi_meet_helper(int rank); /* which helper is the member of that rank */
 
 /* Bytes of a slot; 0: there is no scratch region. */
 size_t shmi_meet_slot_bytes(void);
-/* A slot to write to, free or waited for: its number, or SHM_EABORTED. pin: SHM_EAGAIN where none can be
- * pinned without waiting. */
+/* Get a slot to write to, waiting if none is free: its number, or SHM_EABORTED. pin: never wait;
+ * SHM_EAGAIN if none can be pinned now. */
 int shmi_meet_slot(int pin);
 char *shmi_meet_at(int helper, int slot);
-/* What was written there is ready for these readers, at that position. */
+/* Post what was written to the slot: it is ready for these readers, at that position. */
 void shmi_meet_post(int slot, uint64_t position, uint64_t readers, const shmi_gang_post_t *head);
-/* A pinned slot is read at that position at the latest. */
+/* Unpin a slot: all have read it when they are past that position. */
 void shmi_meet_unpin(int slot, uint64_t until);
-/* Nothing is posted at that position, or none of it was: go on. */
+/* Go on to that position without a post. */
 void shmi_meet_pass(uint64_t position, uint64_t readers);
-/* Until these helpers have posted all up to that position: SHM_OK or SHM_EABORTED. */
+/* Wait until these helpers have posted all up to that position: SHM_OK or SHM_EABORTED. */
 int shmi_meet_wait(uint64_t helpers, uint64_t position);
-/* Where a helper that has posted that position put it; -1: it posted no such thing. */
+/* In which slot that helper posted that position; -1: in none. */
 int shmi_meet_find(int helper, uint64_t position);
-/* Nothing up to that position is read any more; these helpers may wait for it. */
+/* This helper has read all up to that position. Wake these helpers if they wait for that. */
 void shmi_meet_have_read(uint64_t position, uint64_t posters);
 
 /* All that may fail is done. Waits for the others: SHM_OK, or SHM_EABORTED. */

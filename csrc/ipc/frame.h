@@ -1,4 +1,4 @@
-/* frame -- what travels on a pipe: 64 bytes, and the rules that a valid frame keeps.
+/* frame -- what travels on a pipe, 64 bytes each; and the validation of frames.
  *
  * A frame is the 16-byte message of the public interface with what is needed to deliver it.
  * Requests and replies share the layout; where a field's meaning depends on the direction, there is

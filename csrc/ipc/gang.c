@@ -21,9 +21,10 @@
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
 
-enum { STALE = 1 << 30 }; /* tickets: half of what can be told apart, and half again */
+enum { STALE = 1 << 30 }; /* tickets: a quarter of all; of two that differ by less than half of
+                             all, the later is known */
 
-typedef struct place { /* of a ticket, by its number */
+typedef struct place { /* where a ticket lives, found by its number */
   _Alignas(SHMI_GANG_LINE) _Atomic uint64_t word;
   uint64_t members; /* these two are written before the word */
   uint64_t epoch;
@@ -150,7 +151,8 @@ uint32_t shmi_gang_open(uint64_t members, uint64_t epoch) {
   place->epoch = epoch;
   for (uint64_t left = members; left != 0; left &= left - 1) {
     int helper = __builtin_ctzll(left);
-    /* Its last gang is so long ago that it would soon seem to be ahead. It reads nothing now. */
+    /* Its last gang was so long ago that its numbers would soon wrap and seem to be ahead. It reads
+     * nothing now, so its line may be moved on. */
     if (ticket - last_of[helper] > STALE && !is_live(last_of[helper])) move_past(helper, ticket - 1);
     last_of[helper] = ticket;
   }
@@ -175,7 +177,7 @@ void shmi_gang_member_died(int helper) {
     uint32_t ticket = ticket_in(atomic_load_explicit(&place->word, memory_order_relaxed));
     abort_quietly(ticket, helper, SHM_GANG_MEMBER_DIED);
   }
-  shmi_gang_line_t *line = shmi_gang_line(helper); /* another process is to be that helper */
+  shmi_gang_line_t *line = shmi_gang_line(helper); /* another process will be that helper */
   atomic_store(&line->waiting_for, 0);
   atomic_store(&line->asleep, 0);
   move_past(helper, last_ticket);

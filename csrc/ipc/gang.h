@@ -17,8 +17,8 @@
  *
  * A *position* says how far a helper is: ticket, number of the collective in it, step in that. They
  * are serial numbers, which never start anew and wrap. A helper's line says what it has posted for
- * others and what it has read of theirs, and whom it waits for. A dead helper's line says that it is
- * past everything, so that nobody waits for it; that its gangs are aborted is said before.
+ * others and what it has read of theirs, and whom it waits for. A dead helper's gangs are aborted
+ * first; then its line says that it is past everything, so that nobody waits for it.
  *
  * Owns: the mapping and the words. Must never: hold data, block, or know what a gang computes.
  */
@@ -47,10 +47,10 @@ typedef struct shmi_gang_post {
 } shmi_gang_post_t;
 
 typedef struct shmi_gang_line { /* written by its helper, but for the bell */
-  _Alignas(SHMI_GANG_LINE) _Atomic uint64_t posted; /* all up to this position lies ready */
+  _Alignas(SHMI_GANG_LINE) _Atomic uint64_t posted; /* all posts up to this position are ready */
   _Atomic uint64_t read;        /* nothing up to this position is read any more */
   _Atomic uint64_t waiting_for; /* mask of helpers; 0: it waits for none */
-  _Atomic uint64_t waits_until; /* they are at this position */
+  _Atomic uint64_t waits_until; /* until they are at this position */
   _Atomic uint32_t waits_to_read; /* 1: until it is posted; 0: until it is read */
   _Atomic uint32_t asleep;
   _Atomic uint32_t bell;        /* rises when the helper should look again; a futex */
@@ -101,22 +101,23 @@ void shmi_gang_close(uint32_t ticket);
 void shmi_gang_member_died(int helper);
 /* Does that helper wait for a member of its gang that is not there yet? */
 int shmi_gang_waits(int helper);
-/* Do all members of that gang that have not ended wait for each other, each for one that is not
- * there? Told by two looks with nothing changed in between: *last is of the look before. */
+/* Is that gang stuck: does each member that has not ended wait for another one that is not there?
+ * Two looks in a row must find the same; *last has what the previous one found. */
 int shmi_gang_is_stuck(uint32_t ticket, uint64_t running, uint64_t *last);
-/* For tests: the next ticket is this one, or the first after it that is free; as if nobody had been
- * given any of those before it, or as if they had been given to others. */
+/* For tests: the next ticket is this one, or the first free one after it. number_from: as if no
+ * ticket had been given to anybody before. skip_to: as if those in between had been given to
+ * others. */
 void shmi_gang_number_from(uint32_t ticket);
 void shmi_gang_skip_to(uint32_t ticket);
 
 /* ---- a member, and the parent ---- */
 
-/* RUNNING where the last members have not arrived yet; ABORTED for a ticket that is not open. */
+/* RUNNING until the last member has arrived; ABORTED for a ticket that is not open. */
 shmi_gang_fate_t shmi_gang_fate(uint32_t ticket);
 uint64_t shmi_gang_epoch(uint32_t ticket);
-/* One member has done all that may fail: what has become of the gang by that. */
+/* One member has done all that may fail. Returns the state of the gang after that. */
 int shmi_gang_arrive(uint32_t ticket);
-/* Abort it, and wake whoever waits in it. 1: it was this that decided. */
+/* Abort it, and wake whoever waits in it. Returns whether this call decided it. */
 int shmi_gang_abort(uint32_t ticket, int helper, int why);
 /* Have these helpers look again. Never blocks. */
 void shmi_gang_ring(uint64_t helpers);

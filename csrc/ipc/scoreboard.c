@@ -57,8 +57,8 @@ static shmi_child_page_t **pages_apart;
 static shmi_child_page_t *own_page;
 static int own_child = -1;
 
-/* Any thread may read while another one leaves the broker. So the mapping stays until the last
- * reader that had begun is done, and later ones find nothing. */
+/* Any thread may read while another one leaves the broker. So the mapping stays until all readers
+ * that had begun are done; later readers find nothing. */
 static _Atomic int is_shown;
 static _Atomic int readers;
 static pthread_once_t forks_are_told = PTHREAD_ONCE_INIT;
@@ -89,7 +89,7 @@ static int begin_reading(void) {
   return 0;
 }
 
-/* Passes on what was found. */
+/* Returns what it is given, for the caller to return. */
 static int end_reading(int found) {
   atomic_fetch_sub(&readers, 1);
   return found;

@@ -30,8 +30,9 @@
 
 #include "base/status.h"
 
-/* The size of rings by delivery number, here and on both sides of a helper's pipes. No number is
- * given out while one that is lower by this much has not ended, so two never share a place. */
+/* The size of rings by delivery number, here and on both sides of a helper's pipes. A number is
+ * given out only after the number that is lower by this much has ended, so two open deliveries
+ * never share a place. */
 enum { SHMI_DELIVERY_RING = 1024 };
 
 typedef struct shmi_outcome {

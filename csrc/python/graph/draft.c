@@ -1,9 +1,9 @@
 /* draft -- a program's structure, and what it is given, from the nodes that are to be computed.
  *
- * A node's place is written into the node: steps count up from 0, arrays that are given down from
- * -1 in twos, plain numbers from -2. Final slots are known only when all have been seen, and the
- * key does not need them. The recorder's lock is held from draft() to the last use of its places;
- * a mark tells whose they are. See graph.h.
+ * Each node's place is written into the node. Steps have the places 0, 1, 2, ...; arrays that are
+ * given -1, -3, -5, ...; plain numbers that are given -2, -4, -6, ... Final slots are known only
+ * when all nodes have been seen, but the key does not need them. The recorder's lock is held from
+ * draft() to the last use of its places. A mark tells which draft a place belongs to. See graph.h.
  */
 #include "python/graph/graph.h"
 
@@ -20,7 +20,8 @@ static bool add_number(PyObject *list, long number) {
   return is_sound;
 }
 
-/* An array that is given, a node that is looked at: what it is, and where it is had. */
+/* Add an array that is given to the draft: its spec and the type of its value become part of the
+ * code. */
 static bool take_array(draft_t *draft, node_t *node) {
   PyObject *kind = (PyObject *)Py_TYPE(node->value);
   if (PyList_Append(draft->code, node->spec) || PyList_Append(draft->code, kind) ||
@@ -117,8 +118,9 @@ PyObject *shmi_draft(PyObject *module, PyObject *given) {
   return result;
 }
 
-/* places(mark, code, *lists): the code, and behind it None and the places of each list's nodes: a
- * tuple. Specs, kinds and operations equal no number, so what follows what is never in doubt. */
+/* places(mark, code, *lists): a tuple of the code and then, for each list, None and the places of
+ * its nodes. No spec, kind or operation is equal to a number, so no two programs have the same
+ * tuple. */
 PyObject *shmi_places(PyObject *module, PyObject *given) {
   (void)module;
   const Py_ssize_t parts = PyTuple_Size(given);
@@ -164,16 +166,17 @@ PyObject *shmi_places(PyObject *module, PyObject *given) {
   return key;
 }
 
-/* Whether nobody knows the node but its uses and `ours` lists, nor its value but the node. */
+/* Whether only its uses and `ours` lists refer to the node, and only the node refers to its
+ * value. */
 static bool is_unknown(const node_t *node, Py_ssize_t ours) {
   return node->owners == 0 && Py_REFCNT((PyObject *)node) <= node->uses + ours &&
          Py_REFCNT(node->value) == 1;
 }
 
-/* unneeded(mark, order, residents, alive, ours): those of the residents that nothing knows besides
- * operations that are over after this, and `ours` tables. `alive` are nodes whose gradient may
- * still be asked for. CPython counts references exactly, and no two nodes share a tuple of inputs:
- * what is left of a node's count is somebody else's. */
+/* unneeded(mark, order, residents, alive, ours): those of the residents that nothing refers to,
+ * except operations that end with this program and `ours` tables. `alive` are nodes whose gradient
+ * may still be asked for. CPython counts references exactly, and no two nodes share a tuple of
+ * inputs. So if some of a node's count is left, somebody else refers to it. */
 PyObject *shmi_unneeded(PyObject *module, PyObject *given) {
   (void)module;
   unsigned long long mark;

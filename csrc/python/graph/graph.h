@@ -1,10 +1,9 @@
 /* graph -- nodes of recorded graphs, and the walks over them, in C: the module shmgpu._graph.
  *
- * A tensor program records a node for each operation, and each message walks over all that are new.
- * That is a child's work between two messages, so its objects and walks are here. What an operation
- * means is not: rules and gradients are Python's (shmgpu.ops), and are asked once for each
- * structure. shmgpu/ops/graph.py and its neighbours have the same in Python, and use this where it
- * was built.
+ * A tensor program records a node for each operation, and each message walks over all new nodes.
+ * That is most of a child's work between two messages, so it is done in C. What an operation means
+ * is defined in Python: its rules and gradients (shmgpu.ops) are asked once for each structure.
+ * shmgpu/ops/graph.py and its neighbours have the same in Python, and use this where it was built.
  *
  * It uses CPython's limited API, so that one build serves all versions, and needs the GIL.
  *
@@ -20,8 +19,8 @@
 #include <stdint.h>
 
 /* A value: known (a leaf), or what `op` makes of `inputs`. shmgpu.ops.graph.Node says what each
- * field is for. Those below the line belong to the walk that wrote them: a mark that is not the
- * walk's own means that it has not met the node. */
+ * field is for. Those below the line belong to the walk that wrote them last: if the mark is not a
+ * walk's own, that walk has not met the node. */
 typedef struct {
   PyObject_HEAD
   PyObject *op;
@@ -84,8 +83,8 @@ node_t *shmi_node(PyObject *op, PyObject *inputs, PyObject *params, PyObject *sp
 /* A mark that no walk had before. */
 uint64_t shmi_mark(void);
 
-/* Nodes that a walk has met; it holds references, for what it allocates may start the collector,
- * and that anybody's code. */
+/* Nodes that a walk has met. It holds references, because an allocation may start the garbage
+ * collector, which may run any code. */
 typedef struct {
   node_t **items;
   size_t count, room;

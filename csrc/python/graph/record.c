@@ -3,8 +3,8 @@
 #include "python/graph/graph.h"
 
 enum {
-  REMEMBERED = 1 << 13, /* outcomes; another one takes the place of an older one */
-  MOST_INPUTS = 6       /* of an operation whose outcome is remembered here */
+  REMEMBERED = 1 << 13, /* outcomes; a new one replaces an older one in its place */
+  MOST_INPUTS = 6       /* outcomes of operations with more are not remembered here */
 };
 
 typedef struct {

@@ -17,7 +17,7 @@ typedef struct {
   PyObject *steps;   /* a tuple of (op, places, params, spec, value) */
   PyObject *results; /* a tuple of places */
   step_t *parsed;
-  int *places; /* of all inputs, and of the results behind them */
+  int *places; /* of all inputs, then those of the results */
   int *wanted;
   Py_ssize_t length;
   int most; /* the greatest place that anything reads */
@@ -66,7 +66,8 @@ static bool parse(template_t *made) {
     parsed->count = PyTuple_Size(inputs);
     int most = -1;
     if (!parse_places(inputs, next, &most)) return false;
-    /* Of what is made only earlier ones: so `most` less the steps before is among the given. */
+    /* A step reads the given values and earlier steps: `most` less the earlier steps is a given
+     * value. */
     if (most - (int)at > made->most) made->most = most - (int)at;
     next += parsed->count;
   }

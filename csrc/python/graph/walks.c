@@ -44,8 +44,8 @@ PyObject *shmi_needed(PyObject *module, PyObject *roots) {
   return sorted_list(&found, is_sound);
 }
 
-/* ordered(roots, text): what the roots' gradients flow through, inputs first; RuntimeError with the
- * text where that was released. */
+/* ordered(roots, text): the nodes that the roots' gradients flow through, inputs first.
+ * RuntimeError with the text if one of them was released. */
 PyObject *shmi_ordered(PyObject *module, PyObject *given) {
   (void)module;
   PyObject *roots, *text;
@@ -79,7 +79,7 @@ PyObject *shmi_ordered(PyObject *module, PyObject *given) {
   return sorted_list(&found, is_sound);
 }
 
-/* release(order): their gradients were taken, and will not be taken again. */
+/* release(order): mark nodes whose gradients were taken and will not be taken again. */
 PyObject *shmi_release(PyObject *module, PyObject *order) {
   (void)module;
   PyObject *empty = PyTuple_New(0), *inputs = PyList_New(0);
@@ -112,7 +112,7 @@ typedef struct {
   PyObject *key; /* a list */
   nodes_t given;
   uint64_t mark;
-  bool is_plain; /* nothing but rules decides */
+  bool is_plain; /* only rules decide: no hook, no checkpoint */
 } structure_t;
 
 static bool add(structure_t *to, PyObject *word) {
@@ -189,9 +189,9 @@ static bool put_all(structure_t *to, PyObject *order, PyObject *outputs, PyObjec
   return is_sound;
 }
 
-/* structure(order, outputs, seeds, only): a key that tells all that the way back looks at, and the
- * nodes that it meets: (key, given); None where more than rules decide. All but `only`, which may
- * be None, are lists. */
+/* structure(order, outputs, seeds, only): (key, given), a key of all that the backward pass looks
+ * at and the nodes that it meets. None if more than rules decide what it does. All but `only`,
+ * which may be None, are lists. */
 PyObject *shmi_structure(PyObject *module, PyObject *given) {
   (void)module;
   PyObject *order, *outputs, *seeds, *only, *result = NULL;
