@@ -224,8 +224,8 @@ former.answer()
 
 __version__ = "0.1.0"
 
-# Tensors, what is made of them, and the server's declarations are loaded when they are first named:
-# a program that only calls functions does without.
+# Tensors, what builds on them, and the server's declarations are loaded when they are first named,
+# because a program that only calls functions does not need them.
 _LAZY_MODULES = frozenset(
     {"amp", "array_api", "cuda", "debug", "distributed", "nn", "optim", "serve"}
 )

@@ -64,8 +64,8 @@ EHELPER_GONE: int = _lib.SHM_EHELPER_GONE
 EABORTED: int = _lib.SHM_EABORTED
 EBAD_GANG: int = _lib.SHM_EBAD_GANG
 
-# The value of a reply whose status is EBAD_PARAMS: the block lies where it may, and is none that
-# the function reads. 0: it does not lie there.
+# Value of a reply whose status is EBAD_PARAMS: the block lies in the arena, but the function cannot
+# read it. 0: it does not lie in the arena.
 UNREADABLE = 1
 
 HAS_FAULTS = hasattr(_lib, "shm_fault_arm")  # the test build, in which roles can be made to die
@@ -470,7 +470,7 @@ helper_finish: Callable[[int, int, int], int] = _lib.shm_helper_finish
 helper_go_on: Callable[[], int] = _lib.shm_helper_go_on
 helper_goes_on: Callable[[int], int] = _lib.shm_helper_goes_on
 
-WORK_GANG: int = _lib.SHM_WORK_GANG  # a work's kind; every other that is not 0 is a grow
+WORK_GANG: int = _lib.SHM_WORK_GANG  # a kind of work; any other kind that is not 0 is a grow
 WORK_FORMAT = _format_of("shm_work_t")
 WORK_BYTES: int = _ffi.sizeof("shm_work_t")
 # What one call alone needs of it.

@@ -35,8 +35,8 @@ class ShmError(Exception):
     """The root of the tree: any error that shmgpu itself detects."""
 
     _status = 0  # of the C core; see core.is_of
-    _helper = -1  # of a call on several helpers: whose failure it is
-    _is_committed = False  # and whether what it did stands nevertheless
+    _helper = -1  # of a call on several helpers: the helper that failed
+    _is_committed = False  # and whether the call took effect nevertheless
 
 
 class ConfigError(ShmError, ValueError):

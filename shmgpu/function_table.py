@@ -29,8 +29,8 @@ _resolver: Callable[[DeclaredFunction], int] | None = None  # in a process that 
 _advice: Callable[[DeclaredFunction], str] | None = None  # on how to come by one that has it
 _obstacle: Callable[[DeclaredFunction], str] | None = None  # why that one could not get it
 _names: list[str] | None = None  # of what that broker has; None: what this process had
-# While functions are carried to a broker that is started by exec: the modules that no fresh
-# interpreter finds, so that theirs go by value; else None.
+# While functions are carried to a broker that is started by exec: the modules that a fresh
+# interpreter cannot find. Functions of those go by value. Otherwise None.
 unfindable: set[str] | None = None
 
 
@@ -249,7 +249,7 @@ class DeclaredFunction:
             self.row = row
             by_row[row] = self
             if _resolver is not None:
-                # A broker of this process alone has what there was, whatever that was called.
+                # A broker of this process alone has the earlier function, whatever its name was.
                 self.row = _resolver(self) if _names is not None else 0
 
     def use_row(self, row: int) -> None:

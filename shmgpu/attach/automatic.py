@@ -27,7 +27,8 @@ from shmgpu.errors import LaunchError, SessionError, ShmError
 DIGITS = 10  # of the key, in a socket's name; the manifest has all of it
 KEPT_LOGS = 16  # of brokers that have ended
 KEPT_BROKERS = 3  # that outlive their programs, each with its helpers' memory
-MAX_HELPERS = 16  # that gpu_workers() and shmgpu scale may have it make, unless it starts with more
+# The most helpers that gpu_workers() and shmgpu scale may ask for, unless it starts with more.
+MAX_HELPERS = 16
 MOST_SLOTS = 64  # of a broker whose slots were not set
 DRIVER = "/dev/nvidiactl"  # there where a GPU can be used; asking torch would take a second
 LEFT = (".log", ".sources", ".lock", ".starting")

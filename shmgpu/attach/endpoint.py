@@ -386,7 +386,7 @@ class Endpoint:
 
     def __init__(self, path: pathlib.Path, group: int | None = None) -> None:
         self.path = path
-        # Whoever finds the socket at its path is let in: it is called so when it listens.
+        # The socket gets its name only when it listens, so whoever finds it can connect.
         unfinished = beside(path, "." + secrets.token_hex(3))
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
@@ -410,7 +410,7 @@ class Endpoint:
                         os.chmod(unfinished, 0o660)
                     self._socket.listen(BACKLOG)
                     self._inode = unfinished.lstat().st_ino
-                    os.link(unfinished, path)  # not what others have put there meanwhile
+                    os.link(unfinished, path)  # but not a file that others have put there meanwhile
                 finally:
                     remove(unfinished)
         except OSError as error:

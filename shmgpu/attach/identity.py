@@ -153,7 +153,8 @@ class _Digest:
         if kind in _PLAIN:
             self.put(_plain(kind, value))
             return
-        if kind not in _UNCHANGING:  # whether two are one is chance: the compiler's, pickle's
+        # Whether two equal objects are the same object is chance: the compiler decides, or pickle.
+        if kind not in _UNCHANGING:
             if id(value) in self._seen:
                 self.put("again", str(self._seen[id(value)]))
                 return
@@ -173,7 +174,8 @@ class _Digest:
     def _many(self, values: Any) -> None:
         self.put(str(len(values)))
         if len(values) >= AT_ONCE and _MARSHALLED.issuperset(map(type, values)):
-            # This version knows no references, which would say what is one object and what is two.
+            # Version 2 of the format has no references, which would tell one object from two
+            # equal ones.
             self.put(marshal.dumps(list(values), 2))
             return
         for one in values:

@@ -28,7 +28,7 @@ from shmgpu.common.logs import logger
 from shmgpu.common.parsers import parse_seconds
 from shmgpu.errors import BrokerDied, LaunchError, NotRunning, ShmError
 
-SETTLES_WITHIN_S = 30.0  # how long a broker that is ending, or silent, is waited for
+SETTLES_WITHIN_S = 30.0  # how long to wait for a broker that is ending, or silent
 LOOK_AGAIN_S = 0.05
 ALREADY = {  # by role: why this process cannot join
     core.ROLE_HELPER: "a helper serves one broker and cannot join another: call functions from "
@@ -546,8 +546,8 @@ def _leave(reason: ShmError) -> None:
             current.port.forget()
         if core.role() == core.ROLE_CHILD:
             core.leave()
-        # Only when nothing can be sent any more: another thread's call would go out with a row of
-        # this process's own, which means nothing to the broker, or something else.
+        # Only when nothing can be sent any more: a call of another thread would name a row of this
+        # process, which the broker does not have, or has for another function.
         function_table.resolve_by(None, [])
     atexit.unregister(disconnect)
     _membership = None

@@ -70,7 +70,7 @@ class Watch:
         for name, before in list(self._meant.items()):
             is_weak = isinstance(before, weakref.ref)
             was = before() if is_weak else before
-            now = self._names.get(name, was)  # who takes a name away wants its memory back
+            now = self._names.get(name, was)  # whoever deletes a name wants its memory back
             if now is was:
                 continue
             if not is_weak and identity.alike(was, now):

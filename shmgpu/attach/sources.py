@@ -126,7 +126,7 @@ class Record:
         self._noted.add(path)
         try:
             line = [path, *_stamp(path), "" if is_installed(path) else _content(path)]
-        except OSError:  # it was imported, and is gone: whoever looks finds no such file
+        except OSError:  # it was imported, and is gone since: later programs find no such file
             line = [path, 0, 0, 0, ""]
         try:
             self._write(line)
@@ -136,7 +136,8 @@ class Record:
                 self.path,
                 error,
             )
-            os.ftruncate(self._descriptor, 0)  # what does not name all files would vouch for them
+            # A list that lacks some files would still vouch for them.
+            os.ftruncate(self._descriptor, 0)
 
     def _write(self, line: Any) -> None:
         data = json.dumps(line).encode() + b"\n"

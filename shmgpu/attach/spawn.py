@@ -70,7 +70,7 @@ class Spawned:
         self._pid = pid  # of one that outlives this process; 0: it is this one's child, or nowhere
         self._report = report
         self._log = log
-        self._log_begins = log_begins  # what stands before that is of earlier starts
+        self._log_begins = log_begins  # the text before that is from earlier starts
 
     def wait_ready(self, timeout: float | None) -> None:
         """Return when programs can join.
@@ -183,7 +183,8 @@ def spawn(
             output = open(_open_log(log), "wb")
             log_begins = os.fstat(output.fileno()).st_size
         process = subprocess.Popen(
-            # -I, -O, -X dev and the like hold there, too, as for multiprocessing's processes.
+            # -I, -O, -X dev and the like apply there, too, as they do to processes of
+            # multiprocessing.
             [sys.executable, *_flags(), BOOTSTRAP, *words],
             stdin=file,
             stdout=output,
@@ -320,8 +321,8 @@ def start_private(settings: Mapping[str, Any]) -> tuple[Spawned, socket.socket, 
 
 
 def _start_private(carried: bytes) -> tuple[Spawned, socket.socket, str]:
-    # This process is connected from the start, so the broker ends with it at
-    # whatever moment that ends.
+    # This process is connected from the start, so the broker ends when this process does, whenever
+    # that is.
     listener = PrivateEndpoint()
     try:
         connection = connect(listener.address)

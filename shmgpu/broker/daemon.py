@@ -238,7 +238,7 @@ def reload_quotas(limits: pathlib.Path | None, status: str) -> None:
         status: what the service manager shows of a broker whose quotas are in order; "" of one
             that is not ready, and tells it nothing.
     """
-    # The service manager orders these by the clock (sd_notify(3), Type=notify-reload).
+    # The service manager orders these messages by the clock (sd_notify(3), Type=notify-reload).
     if status:
         notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
     try:

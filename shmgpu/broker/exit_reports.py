@@ -54,7 +54,8 @@ class MemoryFiles:
         """In a role: close the files of the others."""
         kept = self._descriptors[index] if index is not None else -1
         going = sorted({d for d in self._descriptors if d >= 0 and d != kept})
-        # Made in a row, they mostly lie in a row: a thousand children close a thousand each.
+        # Descriptors made one after the other mostly have consecutive numbers, which are closed in
+        # one call: each of a thousand children closes a thousand.
         first = 0
         for at in range(1, len(going) + 1):
             if at == len(going) or going[at] != going[at - 1] + 1:
@@ -93,7 +94,7 @@ class Stacks(MemoryFiles):
     def __init__(self, name: str, count: int) -> None:
         super().__init__(f"{name}-stack", count)
         for descriptor in self._descriptors:
-            # Processes of one slot share the memory that they write, but not its end.
+            # Processes of one slot share the file, but not a position in it: each appends.
             fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_APPEND)
 
     def descriptor(self, index: int) -> int:

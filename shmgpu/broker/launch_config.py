@@ -21,8 +21,9 @@ from shmgpu.errors import ConfigError, LaunchError
 from shmgpu.helper.process import Setup
 from shmgpu.helper.shares import Share
 
-# Of each role, in the parent: the memory of its arena or scratch region, one end of each of its
-# two pipes, a pidfd, the file in which it leaves its report, and of a helper one end of a socket.
+# Descriptors in the parent for each role: the memory of its arena or scratch region, one end of
+# each of its two pipes, a pidfd, and the file for its report; for a helper also one end of a
+# socket.
 DESCRIPTORS_OF_A_ROLE = 6
 DESCRIPTORS_TO_SPARE = 16 + 64  # of the broker itself; of the user's own later files
 

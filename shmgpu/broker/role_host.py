@@ -70,7 +70,8 @@ class RoleHost(core.Host):
         self.error: BaseException | None = None
         self.endpoint: Endpoint | PrivateEndpoint | None = None  # where others may join
         self.manifest_fd = -1  # what they are told of this broker
-        # By which helpers with a GPU each make communicators; without a name, so it leaves nothing.
+        # Helpers that have a GPU each make communicators through it. It has no name, so nothing is
+        # left behind.
         self.meeting_fd = os.memfd_create("shmgpu-meetings") if plan.has_gpus_apart else -1
         self.on_ready: Callable[[], None] | None = None
         self.on_draining: Callable[[], None] | None = None

@@ -24,7 +24,8 @@ def import_package(folder: str) -> None:
 
 def main() -> None:
     """Read what is to be done, and do it in a process that may be a fork of this one."""
-    # An interpreter looks beside its program first, and here lie files called as others' are.
+    # An interpreter looks for modules beside its program first, and files here have names that
+    # other packages' modules have, too.
     sys.path[:] = [entry for entry in sys.path if entry != __file__.rpartition("/")[0]]
     import os
     import pickle
@@ -39,7 +40,7 @@ def main() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there are quotas to read again
         told, tell = os.pipe()
         broker = os.fork()
-        if broker:  # its number comes first, for who gives up waiting and ends it
+        if broker:  # its number comes first, for a caller that gives up waiting and ends it
             os.write(request["report"], b"%d\n" % broker)
             os._exit(0)
         os.close(tell)

@@ -262,7 +262,8 @@ class Arguments:
                 self._port,
             )
             target.plans.add(full, plan)
-        # What a function writes to must be looked at each time: it never goes the fast way.
+        # An array that a function writes to is checked at each call, so such calls never take the
+        # fast path.
         if key is not None and key not in target.plans and not target.mutates:
             target.plans.add(key, plan)
         call = self._take(plan)

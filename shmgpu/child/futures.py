@@ -76,14 +76,15 @@ class CallFuture(concurrent.futures.Future[R]):
     """
 
     def __init__(self, port: Port) -> None:
-        # As of any future, whose own condition would be made for nothing.
+        # This replaces the condition that every future makes and that is rarely used.
         self._condition = _Condition()
         self._state = PENDING
         self._result = None
         self._exception = None
         self._waiters: list[Any] = []
-        # Waiters that counted it as pending and have not been told. One that came later must not
-        # be: concurrent.futures.wait would take the end of this for that of another.
+        # Waiters that counted this future as pending and have not been told of its end. A waiter
+        # that came later must not be told: concurrent.futures.wait would take it for the end of
+        # another future.
         self._owed: list[Any] = []
         self._done_callbacks: list[Any] = []
         self._port = port
@@ -153,15 +154,17 @@ class LoopReaders:
     def __init__(self) -> None:
         self.waiting: dict[asyncio.AbstractEventLoop, set[object]] = {}
         self.watched: dict[asyncio.AbstractEventLoop, tuple[int, ...]] = {}  # may be closed since
-        # Loops whose own callback is reading replies. Only then may a call be ended in their thread
-        # at once. A signal handler runs there, too: while the loop sleeps, and nothing would wake
-        # it; and before it runs a callback, which would be gone if its reader were removed.
+        # Event loops whose own callback reads replies now. Only then may a call be ended at once in
+        # their thread. A signal handler runs in that thread, too. If it ended a call, nothing would
+        # wake a sleeping loop; and if it removed a reader, a callback that the loop is about to run
+        # would be lost.
         self.at_work: set[asyncio.AbstractEventLoop] = set()
 
     def enter(self, loop: asyncio.AbstractEventLoop, port: Port, handler: object) -> None:
         """A call of that handler waits in it."""
         if loop not in self.waiting:
-            for other in tuple(self.waiting):  # it took its readers along, and what was to be told
+            # Its readers are gone with it, and so are those who waited.
+            for other in tuple(self.waiting):
                 if other.is_closed():
                     self.forget(other)
         self.waiting.setdefault(loop, set()).add(handler)

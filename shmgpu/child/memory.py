@@ -49,7 +49,8 @@ class Arena:
         self.reclaimers: list[Callable[[], bool]] = []
         self.set_aside = 0
         self.awaits: Callable[[], bool] = _nothing
-        self._searched = (0.0, 0.0)  # when a search for garbage ended in vain, what it took
+        # When the last useless search for garbage ended, and how long it took.
+        self._searched = (0.0, 0.0)
         self._unseen = self.capacity  # bytes kept since it was last looked how full it is
         self._crowded = False
 
@@ -95,7 +96,8 @@ class Arena:
                     pass
         if self._may_search():
             begun = time.perf_counter()
-            gc.collect()  # what it finds tells nothing: the interpreter may have just been there
+            # What it finds says nothing: the interpreter may have collected a moment ago.
+            gc.collect()
             try:
                 return self._block(size_bytes)
             except MemoryError:

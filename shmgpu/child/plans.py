@@ -153,7 +153,8 @@ class CallPlan:
             if hint is not None:
                 self.expect(None)
                 self.output_bytes = max(self.output_bytes, hint.nbytes)
-            # Some more than this one took; a large one is forgotten over some smaller ones.
+            # Somewhat more than this result took. A large result is forgotten after some smaller
+            # ones.
             self.output_bytes = max(
                 self.output_bytes - self.output_bytes // 8, used_bytes + used_bytes // 4 + 256
             )

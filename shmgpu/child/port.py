@@ -80,7 +80,7 @@ class Port(Replies):
         self._pumper = threading.Lock()  # held by the frame that sends from the queue
         self._numbers = count(1 << 62)  # of tickets; no sequence is as large
         self._may_prepare = not transport.immediate
-        self.rejoins = False  # whoever calls where the broker is gone joins the next one
+        self.rejoins = False  # a call after the broker is gone joins the next broker
 
     # ---- a blocking call -----------------------------------------------------------------
 
@@ -219,8 +219,9 @@ class Port(Replies):
         while status == core.EINTR or status == core.ENEEDS_SPACE:
             status = self._resume(call, status)
         if status == core.ETIMEOUT and reply.sequence:
-            # It may run, and the helper still write: its reply comes late, whoever saw the
-            # deadline pass. (reply.status does not say who: nobody wrote it if it was our clock.)
+            # The call may still run, and its helper may still write: a late reply will come,
+            # whether the broker or this process saw the deadline pass. (reply.status does not tell
+            # which: it is not written if our clock did.)
             call.late_sequence = reply.sequence
             raise self._timeout(target.name)
         if status == core.EWINDOW:

@@ -27,10 +27,10 @@ from shmgpu.errors import ArenaFull, ShmError
 SPARE_BYTES = 4096  # what a result may leave unused of its output buffer
 JOIN_S = 5.0  # for the reader to end
 LINGER_NS = 50_000_000  # how long the reader waits for the next reply before it looks around
-# Keys of _out that stand for no ticket. An exception struck:
-LEFT = 0  # and work was left behind;
-STRUCK = -1  # and what it struck is in _struck.
-ENDS = (1 << 32) - 1  # the part of what await_replies says that counts ends of calls
+# Keys of _out that stand for no ticket, because an exception struck:
+LEFT = 0  # work was left behind
+STRUCK = -1  # what it struck is in _struck
+ENDS = (1 << 32) - 1  # the bits of await_replies() that count calls that ended
 
 
 class Replies:
@@ -46,7 +46,7 @@ class Replies:
         self._early: set[int] = set()  # late replies that came before _out knew of the call
         self._growing: deque[Any] = deque()  # replies that ask for a larger output buffer
         self._told: deque[tuple[Any, ...]] = deque()  # ends that no reply brought
-        # Calls and tickets that exceptions struck; what a helper may touch besides; what was done.
+        # Calls and tickets that an exception struck, and the memory that helpers may still touch.
         self._struck: deque[tuple[Any, Any, list[Any]]] = deque()
         self._inboxes = [Inbox()]
         self._reader: threading.Thread | None = None
@@ -141,7 +141,7 @@ class Replies:
         number = int(reply.ticket or reply.sequence)
         ticket = self._out.get(number)
         if ticket is None and number and not reply.ticket:
-            with self._lock:  # given up so lately that its thread has not noted it yet
+            with self._lock:  # given up a moment ago: its thread has not noted it yet
                 ticket = self._out.get(number)
                 if ticket is None:
                     self._early.add(number)
@@ -181,7 +181,7 @@ class Replies:
         if self._out.pop(ticket.number, None) is None:
             return
         call = ticket.call
-        if ticket.offers:  # whoever else offered it one may be about to write that into the block
+        if ticket.offers:  # another thread may be about to write its own offer into the block
             call.result = call.keep = call.out = None
             ticket.offers = {}
         else:
@@ -232,7 +232,7 @@ class Replies:
                 return
             reader = threading.Thread(target=self._read, name="shmgpu-replies", daemon=True)
             _thread.start_new_thread(self._launch, (reader,))
-            self._reader = reader  # where this is broken off, the thread makes itself known
+            self._reader = reader  # if this is interrupted, the thread itself says that it runs
 
     def _launch(self, reader: threading.Thread) -> None:
         """Start it, from where no signal handler runs.

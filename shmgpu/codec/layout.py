@@ -32,7 +32,7 @@ from shmgpu.codec.pytree import TreeDef, ValueReader, decode_values
 from shmgpu.errors import BadParams
 
 VERSION = 1
-RESULT_AT = core.BLOCK_RESULT  # where a block tells of its output buffer, and its arrays after that
+RESULT_AT = core.BLOCK_RESULT  # where a block describes its output buffer, followed by its arrays
 _HEAD = struct.Struct(core.BLOCK_FORMAT)
 _TAIL = struct.Struct("<II")
 RESULT_HEAD = struct.Struct("<IIII")  # bytes of description, structure, values; arrays

@@ -19,8 +19,8 @@ from shmgpu.collectives.operations import REDUCING, CollectiveSpec, check_array,
 from shmgpu.collectives.shared_memory import failure
 
 MADE_WITHIN = timedelta(seconds=20)  # a communicator: a member that dies meanwhile costs as long
-# Of one operation, to NCCL itself: others may compute for as long as they like, and whoever dies is
-# noticed here.
+# NCCL's own limit for one operation. It is long, because other members may compute for as long as
+# they like; a member that dies is noticed here.
 NEVER = timedelta(days=30)
 LOOK_S = 2e-4  # between two looks whether work is done
 

@@ -52,7 +52,7 @@ def mixed(number: int) -> int:
     return number ^ number >> 31
 
 
-TENSORS = Seeds()  # of the system's numbers, until it is known from what they follow
+TENSORS = Seeds()  # random, from the system, until the seed is known
 
 _AFRESH, _OF_ROLE, _OF_USER = range(3)
 _from = _AFRESH

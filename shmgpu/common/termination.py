@@ -50,7 +50,7 @@ def _let_in() -> None:
 
 
 def _end_as_any_process() -> None:
-    # A thread of a child may fork, whose fork then has it as its main one.
+    # A thread of a child may fork: it is the main thread of the new process.
     if signal.getsignal(signal.SIGTERM) is _unwind:
         end_at_once()
     _let_in()

@@ -69,7 +69,7 @@ def _weight(draft: Draft, entry: Entry) -> int:
 def bucketed(draft: Draft, order: list[int], bucket_bytes: int) -> tuple[list[int], dict[int, int]]:
     """The operations in their new order, and which values stand for others now."""
     moved: dict[int, int] = {}
-    instead: dict[int, list[int]] = {}  # of a bucket's members what stands in their place
+    instead: dict[int, list[int]] = {}  # what replaces each member of a bucket
     for group in _groups(draft, order, bucket_bytes):
         made, parts = _together(draft, group)
         instead.update({slot: [] for slot in group})
@@ -98,7 +98,8 @@ def _groups(draft: Draft, order: list[int], bucket_bytes: int) -> list[list[int]
         if kind is not None:
             nbytes = _weight(draft, entry)
             number, filled = open_.get(kind, (-1, 0))
-            # A group waits for all that its members wait for: none of these may wait for it.
+            # A group waits for all that its members wait for, so none of these may wait for the
+            # group.
             if number < 0 or filled + nbytes > bucket_bytes or _reach(mask, waits) >> number & 1:
                 number, filled = len(found), 0
                 found.append([])
@@ -108,8 +109,8 @@ def _groups(draft: Draft, order: list[int], bucket_bytes: int) -> list[list[int]
             open_[kind] = number, filled + nbytes
             mask |= 1 << number
         elif not entry.is_view:
-            # What is gathered is gathered for what comes next: memory is to hold one layer at a
-            # time, so nothing is gathered earlier to go with something else.
+            # A value is gathered for the operation that comes next, so that memory holds one layer
+            # at a time. So no value is gathered earlier to share a collective with another.
             for other in [one for one in open_ if one[0] is collective.ALL_GATHER]:
                 del open_[other]
         behind[slot] = mask
@@ -164,7 +165,7 @@ def _together(draft: Draft, group: list[int]) -> tuple[list[int], list[int]]:
     return listed, parts
 
 
-# The params of one collective for many, of those that each would have had.
+# From the params that each collective would have had: the params of one for all.
 _PARAMS: dict[Op, Callable[[list[Params]], Params]] = {
     collective.ALL_REDUCE: lambda own: own[0],
     collective.ALL_GATHER: lambda own: (*own[0][:2], tuple([one[2:] for one in own])),

@@ -29,7 +29,8 @@ from shmgpu.ops.graph import Op, Params, Spec, spec_of
 from shmgpu.ops.program import Program
 from shmgpu.ops.promotion import CATEGORY, FLOAT, bool_
 
-# Of nothing: what leaves the others' outcome as it is, in a reduction of that kind.
+# What a member without elements contributes to a reduction of each kind: it leaves the outcome of
+# the others as it is.
 REDUCTION_OF: dict[Op, str] = {
     stretching.SUM: "sum",
     reductions.AMAX: "max",

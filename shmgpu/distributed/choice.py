@@ -36,10 +36,12 @@ from shmgpu.ops.program import Program, Step
 from shmgpu.ops.recomputing import CHECKPOINT
 from shmgpu.ops.redistribution import FROM_LOCAL, REDISTRIBUTE, TO_LOCAL
 
-# A meeting takes as long as this many bytes more, which is what small tensors are weighed by.
+# Starting a collective takes as long as moving this many bytes, which is most of the cost for small
+# tensors.
 MEETING_BYTES = 4096
-# Work that all do which could be shared, in bytes that could be moved meanwhile: memory is read and
-# written about as quickly as it is exchanged, and a core multiplies some ten times for each byte.
+# The cost of work that all members repeat though they could share it, in bytes that could be moved
+# meanwhile. Reading and writing memory is about as fast as exchanging it, and a core does some ten
+# multiplications for each byte.
 WORK_PER_BYTE, WORK_PER_PRODUCT = 0.25, 0.1
 SLICE = 2.0**-6  # what is whole stays so, where nothing asks for a part
 SCATTER = 2.0**-8  # and what is reduced is whole, unless a part is asked for
@@ -105,7 +107,7 @@ def ways_of(step: Step, specs: tuple[Spec, ...]) -> Ways:
     return found
 
 
-# Operations that say themselves how their input and output lie.
+# Operations whose params say how their input and output lie.
 _SAID: dict[Op, Callable[[int], Option]] = {
     REDISTRIBUTE: lambda code: Option((code,), code),
     TO_LOCAL: lambda code: Option((code,), LOCAL),
@@ -309,7 +311,7 @@ class _Axis:
             elif option.output > 0 and not any(option.inputs):
                 cost += SLICE  # nothing asks for a part
             fixed.append(cost)
-        again = 0.0  # work that each does where it could be shared
+        again = 0.0  # work that each member repeats though it could be shared
         for one in inputs:
             if (self._leaning(one) if one in opened else codes[one]) > 0:
                 again = work * (1 - 1 / count)

@@ -56,7 +56,7 @@ class _Lowering:
         self.root = roots_of(program)
         self.whole = replicated(mesh)
         self.local = Layout(mesh, [Local()] * mesh.ndim)
-        # Values that are had while they are used: their units, and where they are now.
+        # Values that exist only while they are used: the unit of each, and where it is now.
         self.lent = {
             slot: step.params[1]
             for slot, step in enumerate(program.steps, self.first)
@@ -64,13 +64,13 @@ class _Lowering:
         }
         self.had: dict[int, dict[Layout, int]] = {slot: {} for slot in self.lent}
         self.remade = [max(costs) for costs in zip(*[c.remade for c in self.choices], strict=True)]
-        # Of each value the layouts that it is had in, and where: its own is the first.
+        # For each value, the layouts in which it exists, and where; the first is its own.
         self.versions: list[dict[Layout, int]] = []
         for slot, layout in enumerate(leaves):
             self.versions.append({})
             if program.resident[slot]:
                 self.versions[slot][layout] = slot
-            else:  # given whole to all, and so lies that way as well
+            else:  # given whole to all members, so it exists in that layout, too
                 self.versions[slot][self.whole] = slot
                 self.version(slot, layout)
         self.versions.extend({self.whole: slot} for slot in range(len(leaves), self.first))
@@ -83,7 +83,7 @@ class _Lowering:
             if self.root[slot] == slot:
                 lowered = _OTHERWISE.get(step.op, _Lowering._step)
                 self.versions.append(lowered(self, slot, step))
-            else:  # another one's value: whoever asks asks for that
+            else:  # it is another operation's value: asking for it asks for that
                 self.placed.append(((self.lies(slot),) * len(step.inputs), self.lies(slot)))
                 self.versions.append({})
             if slot in self.wanted:  # at once: what is there early can be moved early
@@ -203,7 +203,7 @@ class _Lowering:
         if asked is not None and not (is_read and asked.is_partial):
             return asked
         root = self.root[slot]
-        if root in self.lent:  # what is had for a while is kept as it lies else
+        if root in self.lent:  # a value that exists for a while is kept in its other layout
             return self.ending(self.program.steps[root - self.first].inputs[0], is_read)
         known = self.versions[root]
         for layout in known:

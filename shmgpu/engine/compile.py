@@ -136,7 +136,7 @@ def compiled(
     ``lends``: what comes out may lie where the next run writes, or where an input lies: it is
     copied, or looked at, before.
     """
-    # What is replayed on a device knows its arrays by where they are: small ones stay there, too.
+    # A replayed graph knows its arrays by their addresses, so small ones stay where they are, too.
     least = MIN_BUFFER if backend.is_host else 1
     plan = fused.plan if fused else planning.make(program, options, None, backend.is_host, least)
     specs = _specs(program)

@@ -38,8 +38,9 @@ WATCHED = 2  # runs of a child's program before it proves to repeat
 LEAST_STEPS = 3  # operations: fewer are launched as quickly as a graph with its copies
 MAX_KNOWN = 4096  # programs of children that are watched; the least recently used goes first
 MAX_GRAPHS = 128  # likewise
-MAX_BYTES = 1 << 30  # of the arrays that graphs have of their own
-MAX_CHANGES = 2  # graphs of a program in which something changed after all; then all of it moves
+MAX_BYTES = 1 << 30  # of the arrays that belong to graphs
+# Graphs that a program may lose because something changed; then all its arrays are copied.
+MAX_CHANGES = 2
 MAX_REASONS = 64  # kinds of fallbacks that are told apart
 
 FEW = f"it has fewer than {LEAST_STEPS} operations, which are launched as quickly one by one"

@@ -15,8 +15,8 @@ from shmgpu.engine.backends import Backend
 from shmgpu.ops.creation import DRAWN, DrawnAhead
 from shmgpu.ops.program import Program
 
-MIN_BYTES = 1 << 14  # that a program draws: below, it is drawn as quickly as it is kept
-MAX_BYTES = 8 << 20  # above, memory that waits for a guess is worth more than the time
+MIN_BYTES = 1 << 14  # that a program draws; fewer are drawn as quickly as they are kept
+MAX_BYTES = 8 << 20  # for more, the memory is worth more than the time saved
 
 
 def seeds_of(program: Program) -> set[int]:

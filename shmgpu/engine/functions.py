@@ -17,7 +17,8 @@ from shmgpu.helper.decoded import Helper, RawRequest
 _KEPT = "shmgpu.engine"
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of <malloc.h>
 KEPT_PAGES_BYTES = 256 << 20  # free memory that may stay at the end of a helper's heap
-MAPPED_BYTES = 32 << 20  # the greatest that glibc takes: larger arrays come from the system
+# The greatest value that glibc accepts: larger arrays are mapped one by one.
+MAPPED_BYTES = 32 << 20
 
 
 def engine_of(helper: Helper, backend: str) -> Any:

@@ -23,8 +23,8 @@ BLOCK = 256  # elements
 AT_ONCE = 16  # operations in one loop body
 MAX_STEPS = 2048  # of one group
 MAX_WAITING = 64  # values of a block that wait for a later loop body
-NEAR = 16  # steps that may lie between two of a group that have nothing to do with each other
-MIN_BYTES = 2048  # of a value: below, only longer chains pay
+NEAR = 16  # how many steps may lie between two members of a group that do not use each other
+MIN_BYTES = 2048  # of a value; for smaller values only longer chains pay
 MIN_STEPS = 4  # of such a longer chain
 
 
@@ -147,7 +147,8 @@ def loop(unit: Unit, steps: dict[int, Step], specs: Sequence[Spec], numbers: ran
         lines.append(f"  {kind} *o{at} = ({kind} *)p[{len(arrays) + at}];")
 
     if len(unit.slots) <= AT_ONCE:
-        # An output may lie where an input does, but only each element where its own does.
+        # An output may take the memory of an input only if each element lies where the same element
+        # of the input does.
         lines += _singles(unit.slots, steps, specs, names, single)
         lines += ["#pragma GCC ivdep", "  for (long i = 0; i < n; i++) {"]
         loads = {one: f"{name}[i]" for one, name in full.items()}

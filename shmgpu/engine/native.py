@@ -205,7 +205,8 @@ class LoopCall:
         held = []  # copies live until the loop is over
         at = 0
         for array, (spec, dtype) in zip(arrays, self._specs, strict=True):
-            # C reads what it is told: an array that is not what the program says ends here.
+            # C trusts what it is told, so an array that is not what the program says is refused
+            # here.
             if tuple(array.shape) != spec.shape or array.dtype != dtype:
                 raise ValueError("an array is not what the program's operations say it is")
             array = backend.in_order(array)

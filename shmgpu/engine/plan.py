@@ -36,7 +36,7 @@ class Options:
     fuse: bool = True  # chains on elements become one loop, where there is a C compiler
     answer_early: bool = True  # what the child waits for is done first, the rest when it has that
     capture: bool = True  # what repeats on a device is launched as one, and answered as one
-    commits: bool = False  # it is one of several that stand together, or not at all
+    commits: bool = False  # it is one member's part of a call that takes effect on all, or on none
 
     @classmethod
     def of_flags(cls, flags: int) -> Options:
@@ -259,7 +259,7 @@ def _ordered(
 
     units: list[Unit] = []
     done: set[int] = set()
-    # A unit is done as soon as a step asks for it that is not in it: depth first, no recursion.
+    # A unit is placed as soon as a step outside of it needs it: depth first, without recursion.
     stack = [(slot,) if slot not in home else home[slot] for slot in reversed(steps)]
     while stack:
         slots = stack[-1]

@@ -1,4 +1,4 @@
-"""Several calls run as one: inputs joined on axis 0, outputs split again.
+"""A batch run as one call: inputs joined on axis 0, outputs split again.
 
 Owns what batching adds to an executor. Never forms a batch: the dispatcher does, by a key that
 children compute. Children may err or lie, so this file checks that the calls of a batch match.

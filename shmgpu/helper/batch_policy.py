@@ -13,7 +13,7 @@ from __future__ import annotations
 LARGE_BYTES = 64 << 10  # of a call's arguments; to copy less takes less than to run one more call
 MOST_KINDS = 256
 MOST_KIND = 1024  # bytes of a kind that is remembered
-IN_QUESTION = 0.2  # of a joined run: where copies take a smaller part, they never matter
+IN_QUESTION = 0.2  # share of a joined run that copies take; a smaller one never matters
 FIRST_INTERVAL, LAST_INTERVAL = 8, 1024  # runs until the other way is tried again
 WEIGHT = 0.25  # of the last run among those before it
 

@@ -119,7 +119,7 @@ class Executor:
         """Run one call that the helpers of ``mask`` run at once, as one of them."""
         assert self._backends is not None
         self._gang = GangMember(mask, ticket, self.helper.id, self._backends)
-        self.writer.parks = False  # of a gang nothing waits: its members end together
+        self.writer.parks = False  # a gang parks nothing: its members end together
         try:
             outcome = self.serve(function, block, slot, generation, sequence)
             if outcome == _DONE:
@@ -252,7 +252,7 @@ class Executor:
     ) -> tuple[int, int]:
         """Write what a function raised to where its result would go."""
         if self._gang is not None and isinstance(error, GangAborted):
-            return core.EABORTED, 0  # another member is the reason, and tells it
+            return core.EABORTED, 0  # another member is the reason, and reports it
         self._look_at(error)
         try:
             text = "".join(
@@ -261,7 +261,7 @@ class Executor:
             message = _message(error)
             if self._gang is None:
                 text = text[-MAX_TRACEBACK:]
-            else:  # it fits where its result would go, or is not told
+            else:  # what does not fit the output buffer is not reported
                 message = message[: call.output_bytes // 8]
                 text = text[-max(1, call.output_bytes // 4 - len(message) - 64) :]
             target = self.functions.get(call.function) if isinstance(call, DecodedCall) else None

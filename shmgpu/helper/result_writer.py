@@ -60,7 +60,8 @@ class ResultWriter:
         """
         flat = flatten(result, arrays.is_array, target.pickle)
         rows = call.rows
-        if target.batch_max_rows and rows is not None:  # alone, too: or it would fail under load
+        # For a lone call, too: otherwise the function would fail only under load.
+        if target.batch_max_rows and rows is not None:
             if not flat.arrays:
                 check_rows(np.empty(()), rows, target.name)
             for leaf in flat.arrays:

@@ -42,7 +42,8 @@ def __dir__() -> list[str]:
     return __all__
 
 
-# Of what follows a layer: by how much its weights must be greater for the variance to persist.
+# By how much a layer's weights must be greater, for each function that follows it, to keep the
+# variance.
 GAINS = {
     **dict.fromkeys(("linear", "sigmoid", "conv1d", "conv2d", "conv3d"), 1.0),
     **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), 1.0),

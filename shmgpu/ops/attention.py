@@ -64,7 +64,8 @@ def scaled_dot_product_attention(
     factor = 1.0 / math.sqrt(max(q[-1], 1)) if scale is None else scale
     scores = matmul(mul(query, factor), transpose(key, -1, -2))
     if is_causal:
-        # Added, so that the gradient need not be masked: the softmax's is 0 there already.
+        # The mask is added, so the gradient needs no mask: the softmax's gradient is 0 there
+        # already.
         attn_mask = triu(full((q[-2], k[-2]), -math.inf, scores.spec.dtype), 1)
     if attn_mask is None:
         weights = softmax(scores, -1)

@@ -23,7 +23,7 @@ from shmgpu.ops.promotion import uint8
 Specs = tuple[Spec, ...]
 Shape = tuple[int, ...]
 
-# What becomes of members' elements at one place; "avg" of floats only.
+# How members' elements at one place become one; "avg" is for floats only.
 REDUCTIONS = ("sum", "avg", "max", "min", "prod")
 
 
@@ -65,7 +65,8 @@ def _parts(x: Any, axis: int, bounds: Sequence[int]) -> list[Any]:
     return [x[_part(axis, start, stop)] for start, stop in pairwise(bounds)]
 
 
-# Of a meeting: (what is in hand, the gang's method and its arguments, what makes the outcome of it)
+# How a member takes part: (library, specs, params, out) -> (arrays, out) -> (call, outcome); see
+# _row().
 Meeting = Callable[[_Library, Specs, Params, Spec], Callable[..., Any]]
 
 
@@ -180,7 +181,7 @@ def _gathered_many(specs: Specs, params: Params) -> Spec:
 def _meet_all_gather_many(library: _Library, specs: Specs, params: Params, spec: Spec) -> Any:
     number, members, pieces = params
     count = len(members)
-    # The elements of each input with each member, and all of a member's.
+    # How many elements of each input each member has; and how many a member has of all inputs.
     sizes = [
         [math.prod(_resized(one.shape, axis, n)) for n in lengths]
         for one, (axis, lengths) in zip(specs, pieces, strict=True)
@@ -303,8 +304,8 @@ def _meet_all_to_all(library: _Library, specs: Specs, params: Params, spec: Spec
 
 
 ALL_TO_ALL = _row(
-    # params: number, members, the axis that is cut with its lengths, the axis to be cut with those
-    # it shall have, own length along that
+    # Params: number, members; the axis that is cut now, and the lengths of its pieces; the axis
+    # that is cut then, and the lengths of its pieces; this member's length along that axis.
     "all_to_all",
     lambda specs, params: spec_of(
         specs[0].dtype,
@@ -363,8 +364,9 @@ def _meet_realign(library: _Library, specs: Specs, params: Params, spec: Spec) -
 
 
 REALIGN = _row(
-    # params: number, members, axis, where it is cut, where it shall be, own place, own length: the
-    # first and last cuts are the ends of what these members have together
+    # Params: number, members, axis; where it is cut now; where it is cut then; this member's place,
+    # and its length then. The first and the last cut are the ends of what these members have
+    # together.
     "realign",
     lambda specs, params: spec_of(specs[0].dtype, _resized(specs[0].shape, params[2], params[6])),
     _meet_realign,
@@ -412,7 +414,8 @@ def _bind_wait(module: Any, specs: Specs, params: Params, out: Spec) -> Any:
     return lambda started, *arrays: gang.started().pop(number)()
 
 
-# A collective's beginning: params are its name and its own. What comes out is of no elements.
+# A collective's beginning. Params: the collective's name, then its params. The output has no
+# elements.
 START = Op(
     "start",
     lambda specs, params: spec_of(uint8, (0,)),
@@ -420,7 +423,8 @@ START = Op(
     torch=_bind_start,
     is_collective=True,
 )
-# Its end: inputs are what the beginning gave, and the collective's own, which must last so long.
+# A collective's end. Inputs: the output of start, and the collective's own, so that they live until
+# then.
 WAIT = Op(
     "wait",
     lambda specs, params: named(params[0]).rule(specs[1:], params[1:]),

@@ -88,7 +88,7 @@ def cosine_similarity(x1: Node, x2: Node, dim: int = 1, eps: float = 1e-8) -> No
     """The cosine of the angle between vectors along an axis; norms are at least ``eps``."""
 
     def norm(x: Node) -> Node:
-        # The root's slope at 0 is infinite, so it is taken of what is above.
+        # The root's slope at 0 is infinite, so the root is taken only of greater numbers.
         return sqrt(maximum(sum(mul(x, x), dim, True), eps * eps))
 
     return sum(mul(div(x1, norm(x1)), div(x2, norm(x2))), dim)

@@ -664,7 +664,7 @@ def clamp(x: Node, min: Operand | None = None, max: Operand | None = None) -> No
         raise ValueError("clamp: give min, max or both")
     if not any(isinstance(one, Node) for one in bounds):
         return apply(CLAMP, together(x, *bounds), (min is not None, max is not None))
-    # The operands decide on the type together, so the order of the two steps does not matter.
+    # Both operands decide the type, so the order of the two steps does not matter.
     dtype = result_type([x, *bounds])
     out = as_node(x, dtype)
     if min is not None:

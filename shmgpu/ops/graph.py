@@ -224,7 +224,8 @@ def spec_of(dtype: DType, shape: tuple[int, ...]) -> Spec:
     if spec is None:
         if len(_specs) >= MAX_KNOWN:
             _specs.clear()
-        # (3, False) is the key that (3, 0) is: what a damaged program says is not what others get.
+        # (3, False) and (3, 0) are the same key, so what a damaged program says must not reach
+        # others.
         spec = _specs[key] = Spec(dtype, tuple([operator.index(n) for n in shape]))
     return spec
 

@@ -286,8 +286,8 @@ class ProgramDraft:
         open_ends: list[Node] = []
         uses: dict[Node, int] = {}
         places: dict[Node, int] = {}
-        # Arrays count down from -1 in twos, numbers from -2, steps up from 0: their final slots
-        # are known only when all have been seen, and the key does not need them.
+        # Steps have the places 0, 1, 2, ...; arrays -1, -3, -5, ...; numbers -2, -4, -6, ... Final
+        # slots are known only when all nodes have been seen, but the key does not need them.
         code: list[Any] = []
         append = code.append
         place_of = places.get
@@ -345,7 +345,7 @@ class ProgramDraft:
             self.key = native.places(self._mark, self._code, kept, self.read, donated)
             return self
         place_of = self._places.__getitem__
-        # Specs, kinds and operations equal no number, so what follows what is never in doubt.
+        # No spec, kind or operation is equal to a number, so no two programs have the same tuple.
         self.key = (
             *self._code,
             None,

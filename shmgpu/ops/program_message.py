@@ -18,7 +18,7 @@ from shmgpu.ops.program import Program
 
 # number of the program, options, first new handle, and how many handles are used and freed
 HEAD = struct.Struct("<IIqII")
-COMMITS = 1 << 6  # of the options: what members of a gang run stands with all, or with none
+COMMITS = 1 << 6  # an option: what members of a gang run takes effect on all, or on none
 
 
 class UnknownProgram(BadParams):

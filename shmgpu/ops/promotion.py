@@ -39,7 +39,7 @@ OF_NUMBER = {BOOL: bool_, WHOLE: int64, FLOAT: float32}
 
 _ORDER = {dtype: place for place, dtype in enumerate(TYPES)}
 _decided: dict[tuple[Any, ...], DType] = {}  # outcomes for operands' specs and kinds
-# Where two types of one category do not give the greater of them.
+# Pairs of types of one category that do not give the greater of the two.
 _ODD = {
     frozenset((uint8, int8)): int16,
     frozenset((float16, bfloat16)): float32,
@@ -104,7 +104,7 @@ def _decide(operands: Sequence[Node | complex]) -> DType:
 
 _BEYOND = 1 << 63  # of what int64 holds
 _PYTHON = {BOOL: bool, WHOLE: int, FLOAT: float}
-# Of a number of each type: what makes it Python's own, and its spec.
+# For a number of each type: what converts it to Python's own, and its spec.
 _NUMBERS = {dtype: (_PYTHON[category], spec_of(dtype, ())) for dtype, category in CATEGORY.items()}
 
 

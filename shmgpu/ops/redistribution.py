@@ -58,8 +58,8 @@ def _whole_spec(specs: Specs, params: Params) -> Spec:
     return whole
 
 
-# A tensor as each member has it, and such ones as a tensor: params are the layout, of the second
-# the whole shape, and of both the layout of their gradient.
+# TO_LOCAL takes a tensor apart into each member's piece, FROM_LOCAL makes a tensor of the pieces.
+# Params of both: the layout, then for FROM_LOCAL the whole shape, then the layout of the gradient.
 TO_LOCAL = Op(
     "to_local",
     _local_spec,

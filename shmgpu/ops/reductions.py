@@ -264,7 +264,7 @@ def logsumexp(x: Node, dim: Dim = None, keepdim: bool = False) -> Node:
     axes = rules.axes_of(dim, len(x.spec.shape), "logsumexp")
     if not count(x, axes):
         return log(sum(exp(x), axes, keepdim))
-    most = alias(amax(x, axes, True))  # whatever is taken off is put back: no gradient of its own
+    most = alias(amax(x, axes, True))  # what is subtracted is added again, so it needs no gradient
     most = where(isfinite(most), most, 0.0)
     out = log(sum(exp(sub(x, most)), axes, True))
     total = add(out, most)

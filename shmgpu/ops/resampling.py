@@ -113,7 +113,7 @@ def interpolate(
         if out == length:
             continue
         step = length / out if scale_factor is None else 1 / wanted
-        # A hair more keeps what should be whole from falling below it.
+        # The small addition keeps a number that should be whole from being rounded down.
         places_of = floor(mul(arange(0, 1, out, float64), step * (1 + 1e-12)))
         x = index_select(x, axis, cast(places_of, int64))
     return x

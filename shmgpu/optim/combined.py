@@ -69,7 +69,7 @@ class SequentialLR(_Combined):
             )
         self._milestones = list(milestones)
         self.last_epoch = last_epoch + 1
-        # Each has made its first step; that of the first one counts.
+        # Each schedule has made its first step; only that of the first one counts.
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"]
         for one in schedulers:

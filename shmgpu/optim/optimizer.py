@@ -31,7 +31,7 @@ Group = dict[str, Any]
 Form = Any  # hashable: what a rule does depends on it, besides shapes and types
 Numbers = tuple[float, ...]
 
-# What says how torch computes a step, and with what it begins. Nothing here depends on it.
+# Arguments that say how torch computes a step. Nothing here depends on them.
 HINTS = {"foreach": None, "capturable": False, "differentiable": False, "fused": None}
 COUPLED, DECOUPLED = 1, 2  # weights decay by their gradients, or apart from them
 COUNTS = ("step", "mu_product")  # plain numbers of a state; tensors of one element for torch

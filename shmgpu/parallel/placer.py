@@ -324,18 +324,19 @@ class MeshPlacer:
             for node in message.read:
                 if node.value is None:
                     lose(node, error)
-            return not message.read  # which are there, and are looked at once more
+            return not message.read  # these exist, and are looked at once more
         for life in message.lives:  # they remember why there is nothing under these handles
             life.unneeded.extend([(message.first + place, 0) for place in range(len(message.kept))])
-        follows = self.settle(0) or follows  # what it was given may be of one in flight
+        follows = self.settle(0) or follows  # its arguments may come from a message in flight
         if isinstance(error, RemoteError) and error.matches(UnknownProgram):
             for place in places:
                 message.lives[place].told.clear()
             return False
         if follows and isinstance(error, RemoteError) and error.matches(UnknownTensor):
-            return False  # that member lacks what the earlier one should have made, and is alive
+            # That member is alive, but lacks what the earlier message should have made.
+            return False
         if is_death(error):
-            # Those that built on the first one find tensors missing, and tell of no other death.
+            # Messages that build on the first one find tensors missing: that is no other death.
             is_news = not all(message.lives[place].is_over for place in places) or not places
             self._deaths += is_news
             for place in places:

@@ -26,7 +26,7 @@ from shmgpu.tensors.message import Held, Spread
 MAX_PROGRAMS = 1024
 
 Wanted = tuple[tuple[int, Layout], ...]
-# Of a result: who wrote it, where in that member's buffer, as what, and which part of it that is.
+# A piece of a result: who wrote it, where in that member's buffer, its spec, and which part it is.
 Piece = tuple[int, int, Spec, tuple[slice, ...]]
 
 

@@ -73,7 +73,7 @@ def main(rank: int, plan: WorkerConfig) -> None:
     with contextlib.closing(uvloop.new_event_loop()) as loop:
         asyncio.set_event_loop(loop)
         loop.run_until_complete(_Worker(rank, plan, loop).run())
-    # Only the parent knows whether it was told, too: it is what replaces a worker that was alone.
+    # Only the parent knows whether it was told to end, too. If not, it replaces this worker.
     raise SystemExit(termination.STATUS)
 
 

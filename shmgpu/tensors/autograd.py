@@ -1,9 +1,9 @@
-"""Gradients: a walk back over recorded nodes, which records more of them.
+"""The backward pass: a walk over recorded nodes, which records their gradients as more nodes.
 
 Owns the walk, and what makes two graphs equal for it: a graph like an earlier one gets the nodes
-that the walk recorded there. Never sends, never computes a value. What an operation's gradient is,
-its row of the table says. A helper knows nothing of any of this: to it the operations of a gradient
-are operations like any other.
+that the walk recorded there. Never sends, never computes a value. An operation's gradient is
+defined in its row of the table (:mod:`shmgpu.ops`). A helper knows nothing of all this: to it the
+operations of a gradient are operations like any other.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RELEASED = (
 
 Hooks = dict[int, Callable[[Node], Node]]
 
-_watched: list[bool] = []  # not empty once any gradient is looked at: others pay one look
+_watched: list[bool] = []  # not empty once a hook looks at a gradient; others pay for one check
 
 
 def watch() -> None:

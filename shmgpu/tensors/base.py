@@ -458,7 +458,8 @@ class Tensor:
             raise TypeError(
                 f"a tensor of {node.spec.dtype.name} has no gradient: convert it to a float type"
             )
-        if node.owners > 1:  # a tensor that is the same after an operation that had nothing to do
+        # An operation that had nothing to do returned the same node for two tensors.
+        if node.owners > 1:
             self._become(alias(node))
         self._collect()
         return self

@@ -119,7 +119,7 @@ def show(node: Node) -> None:
         pending = here.pending
         if here.placer is None:
             pending.append(node)
-        else:  # what lies on a mesh is told from the rest once: nothing may come in between
+        else:  # tensors on meshes are told from others once, so nothing may come in between
             with here.lock:
                 here.pending.append(node)
         if len(pending) > MAX_PENDING:

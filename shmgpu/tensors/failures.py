@@ -121,7 +121,7 @@ def lose_what_failed(
             value: Any = one.value
             if handle in handles and type(value) is kind and value.handle == handle:
                 lose(one, told)
-        return True  # or it was taken back meanwhile, and will be computed
+        return True  # a value that is not found was taken back meanwhile, and will be computed
     step = failed_step(error.traceback_text)
     node = None if step is None or step >= len(nodes) else nodes[step]
     if node is None:

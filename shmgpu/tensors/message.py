@@ -80,7 +80,7 @@ class HelperIncarnation:
     def wait(self) -> None:
         """Until it does nothing more for messages that it has answered."""
         began = row = core.helper_stats(self.number)
-        # Not for others' steps as well: until it has ended one.
+        # Wait until it has ended one step, and not for others' steps as well.
         while row["goes_on"] and row["pid"] and row["went_on"] == began["went_on"]:
             time.sleep(1e-4)
             row = core.helper_stats(self.number)

@@ -45,12 +45,14 @@ from shmgpu.tensors.sharing import view
 _ALIASES = {"axis": "dim", "keepdims": "keepdim"}  # NumPy's names, which PyTorch takes, too
 
 
-# What shows elements of its first argument: a change in place of one is seen in the other.
+# Operations that return a view of their first argument: a change in place of one is seen in the
+# other.
 _VIEWS = frozenset(
     "permute transpose unsqueeze squeeze flatten narrow split chunk movedim unbind "
     "ravel unflatten select swapaxes broadcast_to diagonal".split()
 )
-_ITSELF = frozenset(["dropout"])  # what gives its first argument back where it has nothing to do
+# Operations that return their first argument if there is nothing to do.
+_ITSELF = frozenset(["dropout"])
 
 
 def _names(record: Callable[..., Any]) -> tuple[str, dict[str, str]]:

@@ -61,7 +61,7 @@ def checkpoint(
         if not isinstance(one, Tensor) or not one.requires_grad:
             return one
         leaves = _leaves(one._node)
-        # Where a gradient belongs: to an argument, or to a parameter that the function knows.
+        # Who a gradient belongs to: an argument, or a parameter that the function uses.
         owners = [leaf.leaf() for leaf in leaves]
         nodes = [given[id(t)]._node if id(t) in given else t._node for t in owners]
         at = [_place(fresh, t) for t in owners]

@@ -72,7 +72,7 @@ class _Outcome(enum.Enum):
     """Of a message."""
 
     DONE = enum.auto()  # or nothing of it can be had
-    DIED = enum.auto()  # the helper; what is not lost by that is to be tried again
+    DIED = enum.auto()  # the helper died; what is not lost by that is to be tried again
     FAILED = enum.auto()  # what made it fail is lost now; the rest is to be tried again
 
 
@@ -132,7 +132,8 @@ class Recorder:
 
     @flags.setter
     def flags(self, flags: int) -> None:
-        if flags != self._flags:  # helpers compile a program as they are told with its bytes
+        # Helpers compile a program when they get its bytes, with these flags.
+        if flags != self._flags:
             self._programs.clear()
         self._flags = flags
 
@@ -383,7 +384,8 @@ class Recorder:
         if observer is not None:
             observer.failed(message, error)
         made = {*message.kept, *message.read}
-        for node in message.nodes:  # inputs first: nobody goes back to what is lost as well
+        # Inputs first, so that no tensor goes back to a value that is lost, too.
+        for node in message.nodes:
             if node.value is None or node in made:
                 lose(node, error)
         for node in made.difference(message.nodes):  # moved, or only looked at
@@ -481,7 +483,7 @@ class Recorder:
         if observer is not None:
             observer.drafted(message, draft, is_move=True)
         if self._deliver(message, wait=True) is not _Outcome.DONE:
-            raise DraftAgain  # it is lost, or what made it was in flight as well and is done again
+            raise DraftAgain  # it is lost, or its own message was in flight and is sent again
 
     def put(self, node: Node, life: HelperIncarnation, handle: int) -> bool:
         """Have a helper keep what comes of the arena alone, under that handle; whether it does."""
@@ -529,7 +531,7 @@ class Recorder:
             if not is_death(error):
                 for _, nbytes in message.freed:  # the helper has read so far
                     life.nbytes -= nbytes
-                self._settle(0)  # what it was given may be of one that failed in flight
+                self._settle(0)  # its arguments may come from a message that failed in flight
                 if self._blame(message, error):
                     return _Outcome.FAILED
                 self._spoil(message, error)
@@ -537,7 +539,8 @@ class Recorder:
             self.bury(life, message.order, error)
             if observer is not None:
                 observer.failed(message, error)
-            self._settle(0)  # what was in flight beside it may be done again, and this then as well
+            # Messages in flight beside it may be sent again, and then this one, too.
+            self._settle(0)
             return _Outcome.DIED
         if wait:
             life.heard(message)

@@ -15,7 +15,8 @@ from shmgpu.ops.casting import alias
 from shmgpu.ops.graph import Node
 from shmgpu.tensors.grad_mode import GradContext
 
-Tensor: TypeAlias = Any  # the class stands above: one that is made here is of its like's
+# The class is above this file: a new tensor gets the class of an existing one.
+Tensor: TypeAlias = Any
 T = TypeVar("T", bound=Any)
 
 

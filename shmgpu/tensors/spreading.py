@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from shmgpu.ops.graph import Node, Scalar
 from shmgpu.tensors.message import Held, HelperIncarnation, RemoteValue
 
-# Operations on one element: a part of less is computed sooner than another helper hears of it.
+# Operations on one element. A smaller part is computed before another helper could begin with it.
 MIN_WORK = 1 << 18
 
 
@@ -70,8 +70,9 @@ def is_leaf(node: Node) -> bool:
 
 def parts_of(order: Sequence[Node]) -> list[Part]:
     """What is to be computed, inputs first, in its independent parts."""
-    labels: dict[Node, int] = {}  # of each node; ends with this function: who knows one is counted
-    same: list[int] = []  # for each label one that means the same, not greater: itself at last
+    labels: dict[Node, int] = {}  # of each node; local, because references to nodes are counted
+    # For each label an equal one that is not greater; the least points to itself.
+    same: list[int] = []
     find = labels.get
     for node in order:
         mine = -1
@@ -98,7 +99,7 @@ def parts_of(order: Sequence[Node]) -> list[Part]:
             mine = len(same)
             same.append(mine)
         labels[node] = mine
-    for label, less in enumerate(same):  # the least of each part stands before its others
+    for label, less in enumerate(same):  # the least label of each part comes before the others
         same[label] = same[less]
     found: dict[int, Part] = {}
     for node in order:

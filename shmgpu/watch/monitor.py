@@ -32,7 +32,7 @@ from shmgpu.watch.stats import stats
 SCOREBOARD = "/memfd:shmgpu-scoreboard"
 MOST_RECORDS = 65536  # calls of one interval from which latencies are taken, the latest
 
-# What says how things stand; every other number only grows, and has a rate.
+# Numbers that show the present state; all others only grow, and have a rate.
 STANDING = {
     "pid", "state", "generation", "pool", "queued", "in_flight", "arena_used_bytes", "arena_bytes",
     "started_ns", "parent_pid", "children", "helpers", "window", "parked_limit",
@@ -138,7 +138,7 @@ def _command(pid: int) -> str:
     except OSError:
         return ""
     words = raw.decode(errors="replace").rstrip("\0").split("\0")
-    if spawn.BOOTSTRAP in words:  # its interpreter and this file are nothing to tell brokers by
+    if spawn.BOOTSTRAP in words:  # the interpreter and this file do not tell brokers apart
         words = ["shmgpu", *words[words.index(spawn.BOOTSTRAP) + 1 :]]
     text = " ".join(words)
     return "".join(letter if letter.isprintable() else "?" for letter in text)

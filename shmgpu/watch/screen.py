@@ -205,7 +205,7 @@ class Top(App[None]):
             self.notify(f"{error}", severity="error", markup=False)
             self._let_go()
             return
-        with suppress(NoMatches):  # it is closing: parts of the screen go before the clock does
+        with suppress(NoMatches):  # it is closing: parts of the screen end before the timer does
             self._show(self.sample)
         if not self.sample["running"]:
             self._let_go()
@@ -229,7 +229,7 @@ class Top(App[None]):
         try:
             found = [one for one in monitor.find() if self.follow or one.pid == self.found.pid]
         except ShmError:
-            return  # of another version, it cannot be the one
+            return  # a broker of another version cannot be the one
         if found:
             self._watch(found[-1])
 
@@ -238,7 +238,7 @@ class Top(App[None]):
         self.queues.append(tables.queue(sample))
         self._head()
         for name, history in (("rates", self.rates), ("queues", self.queues)):
-            # The zero sets the scale's foot; else a steady load would look like a storm.
+            # The zero is the foot of the scale; without it a steady load would look like a storm.
             self.query_one(f"#{name}", Sparkline).data = [0.0, *history]
         label = f"calls/s, at most {tables.rate(max(self.rates))}"
         self.query_one("#rates-label", Static).update(label)

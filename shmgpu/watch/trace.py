@@ -42,7 +42,7 @@ def write(path: str | os.PathLike[str], records: Iterable[dict[str, int]] | None
     """
     path = parsers.parse_path(path, "path")
     if records is None:
-        core.broker_stats()  # NotRunning where no broker could have a trace
+        core.broker_stats()  # NotRunning if there is no broker that could have a trace
     rows = read() if records is None else _checked(records)
     gangs = _gangs(rows)
     names: dict[int, str] = {}

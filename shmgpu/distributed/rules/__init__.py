@@ -35,7 +35,7 @@ RULES: dict[Op, Rule] = {
     for row, rule in family.RULES.items()
 }
 
-# Rows that lowering itself takes care of, or that stand in no program but its own.
+# Rows that lowering replaces itself, or that only lowered programs have.
 LOWERED_OTHERWISE = {
     "alias": "the value is its input's, wherever that lies",
     "checkpoint": "likewise; its other inputs are of concern to gradients alone",

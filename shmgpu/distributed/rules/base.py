@@ -29,7 +29,7 @@ Names = tuple[int | None, ...]  # the labels of a tensor's axes; None of one tha
 
 OUT = -1  # where an input's number would stand
 
-SUMS = ("sum", "avg")  # reductions that an operation that is linear passes
+SUMS = ("sum", "avg")  # partial reductions that a linear operation accepts and passes on
 ANY = ("sum", "avg", "max", "min", "prod")  # and one that only moves elements
 
 
@@ -67,7 +67,8 @@ class Taken:
     def to_label(self, bounds: Bounds, length: int) -> Bounds:
         """Where the label, ``length`` long, is cut when the axis is cut here."""
         inner = [min(self.start + self.step * n, length) for n in bounds[1:-1]]
-        # Cuts before the first place that was taken, or after the last, may be anywhere there.
+        # Cuts before the first element that was taken, or after the last, may be at any of those
+        # places.
         return (0, *inner, length)
 
 

@@ -35,8 +35,8 @@ from shmgpu.serve.state.counters import ACCEPTED, CONNECTIONS, IS_ACCEPTING
 BACKLOG = 1024  # connections that wait to be accepted
 SLACK = 1.0  # connections beyond its share that a worker may have ...
 SLACK_PART = 0.125  # ... or this part of the share, if that is more
-WAIT_S = 0.002  # that a connection is left to the others; libuv's clock has whole milliseconds
-MOST_IN_A_ROW = 16  # taken without another wait while the others take nothing
+WAIT_S = 0.002  # to leave a connection to the others; libuv's clock has whole milliseconds
+MOST_IN_A_ROW = 16  # accepted without another wait if the others accept nothing
 HANDSHAKE_S = 60.0  # that TLS may take to begin
 SPARE_DESCRIPTORS = 32  # for what a worker opens besides connections
 FULL_S = 0.1  # between looks whether there are descriptors again
@@ -56,8 +56,9 @@ class Connections(set[Any]):
         super().__init__()
         self._all = own
         self._own = memoryview(own[rank])
-        # When those that are not open yet were accepted. An end of a handshake is not told of
-        # unless it is a good one: others are given up here when uvloop has given them up.
+        # When connections that are not open yet were accepted. uvloop reports the end of a TLS
+        # handshake only if it succeeded; the others are given up here after the time that uvloop
+        # allows.
         self._opening: deque[float] = deque()
 
     def accepted(self) -> None:
@@ -139,7 +140,7 @@ class Listener:
         self._queue.register(listener, select.POLLIN)
         self._most = _descriptors_left()
         self._was_full = False
-        self._left = 0  # connections that are taken whatever the numbers say
+        self._left = 0  # connections to accept whatever the others have
         self._in_a_row = 1  # of them after the next wait in vain
         self._taken = 0  # by others, when the wait began
         self._open()

@@ -101,9 +101,9 @@ class Request:
         self.chunks = bytearray()  # of a body of unknown length
         self.length = -1
         self.keep_alive = True
-        self.is_old = False  # HTTP/1.0: it knows no chunks, and is answered once
+        self.is_old = False  # HTTP/1.0: the client knows no chunks, and gets one answer
         self.is_answered = False
-        self.refusal: Refusal | None = None  # it was never whole: what to say instead
+        self.refusal: Refusal | None = None  # the request is incomplete: the answer that says so
         self.on_disconnect: Callable[[], None] | None = None
 
     @property
@@ -215,7 +215,7 @@ class Connection(asyncio.BufferedProtocol):
         self.transport = transport
         self.since = monotonic()
         most = self.limits.connections
-        # Those that were refused, and are still told so, count for nothing up to as many again.
+        # Refused connections that still get their answer do not count, up to the same number again.
         is_flood = len(self.seen) >= 2 * most
         is_too_many = len(self.seen) >= most and sum(not o.is_closing for o in self.seen) >= most
         self.seen.add(self)
@@ -274,7 +274,8 @@ class Connection(asyncio.BufferedProtocol):
         try:
             self.parser.feed_data(self.scratch[:count])
         except httptools.HttpParserUpgrade:
-            # Nothing else is spoken here: it is answered as what it is, and is the last.
+            # No other protocol is spoken here: the request is answered as HTTP/1.1, and the
+            # connection ends.
             if self.waiting:
                 self.waiting[-1].keep_alive = False
             elif not self.is_closing:
@@ -429,7 +430,7 @@ class Connection(asyncio.BufferedProtocol):
             if waited > limits.idle_s:
                 self.transport.close()
         else:
-            # What has come counts, not what was said: a body's memory is held by its bytes.
+            # Count the bytes that have come, not the length that was announced: those hold memory.
             came = self.filled if self.filled >= 0 else len(self.request.chunks)
             if waited > limits.receive_s + came / SLOWEST:
                 self._refuse(408, "the request took too long to come in")
@@ -513,8 +514,8 @@ class Connection(asyncio.BufferedProtocol):
             self.waiting.clear()
             self.is_closing = True
             if request.refusal is not None and transport.can_write_eof():
-                # Closed while bytes come in, it would take the answer from a client that sends
-                # first and reads then: what comes is thrown away for a while.
+                # If the connection were closed while bytes come in, a client that sends everything
+                # before it reads would lose the answer. So what comes is thrown away for a while.
                 transport.write_eof()
             else:
                 transport.close()

@@ -16,7 +16,7 @@ from shmgpu.serve.protocol.datatypes import DATATYPES
 from shmgpu.serve.protocol.metadata import ANY, ModelMetadata, TensorMetadata
 from shmgpu.serve.protocol.types import InferRequest, InputTensor, refusal, show_name
 
-UNORDERED = ("BOOL", "BYTES")  # datatypes of which there are no best classes
+UNORDERED = ("BOOL", "BYTES")  # datatypes that have no best classes
 
 
 def check_request(request: InferRequest, model: ModelMetadata) -> None:

@@ -40,8 +40,8 @@ MAX_PRIORITY = 3
 LEFT = ProtocolError(499, "the client has left")
 _ATTRIBUTES = ("model.name", "model.version", "request.id")  # of spans
 
-# Told of the end: the outputs in the order asked for (of a known request: its answer's body), or
-# what went wrong.
+# Is called at the end with the outputs, in the order asked for (for a request like an earlier one:
+# with the answer's body), or with what went wrong.
 Outcome = Callable[[Any, BaseException | None], None]
 
 

@@ -31,7 +31,7 @@ from shmgpu.serve.state.repository import ModelSource, entry_of
 
 LOOK_S = 0.05  # between looks whether a lock is free, or what was pending has been answered
 SETTLE_S = 0.1  # until every worker has surely seen that the table has changed
-TRIES = 5  # of loading a source in a helper's slot whose processes die
+TRIES = 5  # tries to load a source in a helper's slot whose processes die
 _TOLD = (ConfigError, LoadFailed)  # whose text is a sentence of ours
 
 

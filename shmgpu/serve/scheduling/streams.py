@@ -119,7 +119,7 @@ class Stream:
         self._trace(why)
         if self.helper >= 0:
             self._close()
-        # Otherwise it is being begun: what comes of that is closed when it is told.
+        # Otherwise it is just being opened: the stream is closed when its opening is reported.
 
     # ---- as a handler of the port -----------------------------------------------------------
 

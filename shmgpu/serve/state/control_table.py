@@ -26,7 +26,7 @@ from shmgpu.errors import ConfigError
 
 _HEAD = struct.Struct("<QQQ")  # version; bytes of the even half, of the odd half; then:
 # Apart from the state, because the parent writes them and must not wait for a lock: a byte, and how
-# often a reload was asked for; and how many of those are done, which the long lock guards.
+# many reloads were asked for. The long lock guards how many of those are done.
 _DRAINING, _ASKED, _DONE = 24, 32, 40
 _U64 = struct.Struct("<Q")
 _HEAD_BYTES = 64

@@ -29,8 +29,8 @@ def _us(field: str) -> Callable[[Totals], float]:
     return lambda total: total[field] // 1000
 
 
-# The library would end a counter's name with "_total", which Triton's names do not: it is told
-# nothing of their type, and they are named as what they are in the text that it makes.
+# The library appends "_total" to the name of a counter, which Triton does not. So it is not told
+# that these are counters; the text that it makes is corrected.
 _UNTYPED, _COUNTER = b" untyped\n", b" counter\n"
 
 # name, help, type, value of a model's totals.
@@ -71,7 +71,7 @@ FAILURES: list[tuple[str, Callable[[Totals], float]]] = [
     ("OTHER", lambda total: total["refused_count"] - total["full_count"]),
 ]  # fmt: skip
 
-# Why an execution of a model that asks for CUDA graphs was none: see `cuda_graphs`, the fields.
+# Why a model that asks for CUDA graphs ran without one: see the fields in `cuda_graphs`.
 EAGER = ("no_device", "not_captured", "unseen_shape")
 
 # name, help, key of stats()["broker"]

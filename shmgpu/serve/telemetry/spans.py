@@ -28,7 +28,7 @@ from shmgpu.errors import ConfigError
 from shmgpu.serve.protocol.types import ProtocolError
 from shmgpu.watch import monitor, trace
 
-MOST_WAITING = 8192  # requests whose spans are still to be made; those beyond have none
+MOST_WAITING = 8192  # the most requests that wait for their spans; further ones get none
 LATE_NS = 5_000_000_000  # that a request's span waits for its call to be in the trace
 CLOSE_S = 1.0  # for the last spans, at a worker's end
 _PROPAGATOR = TraceContextTextMapPropagator()
@@ -93,7 +93,7 @@ class Spans:
     def make(self) -> None:
         """Make the spans of requests that have ended since."""
         found = self._times()
-        # An answer may be here a moment before its record is, or the other way round.
+        # An answer may arrive a moment before its trace record, or after it.
         for sequence in self._kept.keys() & found.keys():
             self._kept[sequence] = found[sequence]
         kept = {sequence: times for sequence, times in self._kept.items() if times}

@@ -105,7 +105,7 @@ class Tape:
     def _ran(self, message: Message, seen: _Seen) -> None:
         number, helper = seen.sent.number, seen.sent.helper
         add = self.instructions.add
-        for move in self._moves:  # where they went is known with what they went for
+        for move in self._moves:  # their target is known with the next message
             add(replace(move, helper=helper))
         self._moves = []
         for handle, nbytes in message.freed:
