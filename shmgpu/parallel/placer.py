@@ -75,7 +75,9 @@ class MeshPlacer:
                 roots = [node for node in recorder.pending if node in mine]
                 recorder.pending = [node for node in recorder.pending if node not in mine]
                 own = [node for node in read if node in mine or _lies_on(mesh, node)]
-                is_done = self._compute_on(mesh, roots, own, wait)
+                is_done = self._compute_on(
+                    mesh, roots, own, wait, nodes if nodes is order else None
+                )
                 if not is_done:
                     break  # what waits now is not what waited before
                 read = [node for node in read if node not in own]
@@ -105,7 +107,10 @@ class MeshPlacer:
     def _by_mesh(self, order: list[Node], read: list[Node]) -> dict[Mesh, list[Node]]:
         """What is to be computed on each mesh."""
         found: dict[Mesh, list[Node]] = {}
-        for part in parts_of(order):
+        only = _mesh_of_all(order)
+        if only is not None:
+            found[only] = order
+        for part in parts_of(order) if only is None else ():
             meshes = meshes_of(part.nodes)
             if len(meshes) > 1:
                 self._split(part.nodes, found)
@@ -140,16 +145,24 @@ class MeshPlacer:
 
     # ---- one message ---------------------------------------------------------------------------
 
-    def _compute_on(self, mesh: Mesh, roots: list[Node], read: list[Node], wait: bool) -> bool:
+    def _compute_on(
+        self,
+        mesh: Mesh,
+        roots: list[Node],
+        read: list[Node],
+        wait: bool,
+        known: list[Node] | None = None,
+    ) -> bool:
         """Send what waits on a mesh, all at once; False where it has to be sent once more.
 
         All of it, because a node that only others in the message need has no history after it.
+        ``known``: all that these need, where that was found before.
         """
         recorder = self._recorder
         try:
             while True:
                 roots = [node for node in roots if node.owners and node.value is None]
-                order = needed([*roots, *read])
+                order, known = known or needed([*roots, *read]), None
                 draft = ProgramDraft(order, read, Spread)
                 if self._are_lost(draft.arrays):
                     lose_what_follows(order, recorder)
@@ -406,6 +419,37 @@ def meshes_of(nodes: Sequence[Node]) -> list[Mesh]:
             if type(one.value) is Spread:
                 found[one.value.layout.mesh] = None
     return list(found)
+
+
+def _mesh_of_all(order: Sequence[Node]) -> Mesh | None:
+    """The mesh on which all of it is to be done; None where it takes a closer look to say.
+
+    What is made of something on a mesh is on it, and so is what that is made of besides: two walks
+    tell so of most steps of training.
+    """
+    mesh: Mesh | None = None
+    on: set[Node] = set()
+    for node in order:
+        said_mesh = node.params[0].mesh if node.op in RECORDED else None
+        for one in node.inputs:
+            if one in on:
+                on.add(node)
+            elif type(one.value) is Spread:
+                if said_mesh is None:
+                    said_mesh = one.value.layout.mesh
+                elif said_mesh is not one.value.layout.mesh:
+                    return None
+        if said_mesh is not None:
+            if mesh is None:
+                mesh = said_mesh
+            elif mesh is not said_mesh:
+                return None
+            on.add(node)
+    if len(on) < len(order):
+        for node in reversed(order):
+            if node in on:
+                on.update([one for one in node.inputs if one.value is None])
+    return mesh if len(on) == len(order) else None
 
 
 def _lies_on(mesh: Mesh, node: Node) -> bool:

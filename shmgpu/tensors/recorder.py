@@ -199,6 +199,8 @@ class Recorder:
         self._steps = 0
         if self.placer is not None:
             read = self.placer.compute(read, wait)
+            if not read and not self.pending:
+                return
         order = self._spread(read) if len(self.lives) > 1 and self.pending else None
         try:
             self._compute_pending(read, wait, order)

@@ -80,6 +80,26 @@ def test_what_one_helper_holds_alone_is_used_on_a_mesh(two):
     np.testing.assert_array_equal((alone + 1).numpy(), whole(6, 4) * 2 + 1)
 
 
+def test_what_is_recorded_beside_a_mesh_and_never_meets_it_stays_off_it(two):
+    mesh = two.mesh(2)
+    x = distribute_tensor(whole(4, 2), mesh, [Shard(0)])
+    fed, beside = gt.ones(4, 2) * 2, gt.ones(3) * 2
+    fed_and_beside = fed + 1
+    assert (x * fed).sum().item() == 56
+    assert fed_and_beside.placements == fed.placements == (Replicate(),)
+    with pytest.raises(AttributeError, match="on no mesh"):
+        beside.placements  # noqa: B018 - it is asked
+    assert beside.tolist() == [2, 2, 2] and fed_and_beside.sum().item() == 24
+
+
+def test_tensors_of_two_meshes_are_computed_each_on_its_own(two):
+    one, other = two.mesh(2), two.mesh(1)
+    x, y = distribute_tensor(whole(4), one, [Shard(0)]), distribute_tensor(whole(4), other)
+    a, b = x * 2, y * 3
+    assert (a.sum().item(), b.sum().item()) == (12, 18)
+    assert a.device_mesh == one and b.device_mesh == other
+
+
 def test_pieces_are_each_members_own_until_they_make_a_tensor(two):
     mesh = two.mesh(2)
     x = distribute_tensor(whole(6, 4), mesh, [Shard(0)]).requires_grad_()
