@@ -451,7 +451,7 @@ HEADS = {
         "looks at what lies in a block",
     ),
     "csrc/ipc": (
-        "What processes tell each other: frames, pipes, the scoreboard, the words of gangs.",
+        "What processes tell each other: frames, pipes, the scoreboard, the state of gangs.",
         "decides who is served",
     ),
     "csrc/process": (

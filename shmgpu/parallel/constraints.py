@@ -1,8 +1,8 @@
-"""Functions that were written for one device, on a mesh: how their tensors shall lie, and no more.
+"""Functions that were written for one device, on a mesh: callers say how tensors lie.
 
-Owns what is said from outside: of inputs and outputs (:func:`parallelize`), of a value on the way
-(:func:`constrain`), or of pieces that a function sees instead of tensors (:func:`local_map`). How
-everything between lies, is chosen when it is computed. Never chooses itself.
+Owns what is said from outside: how inputs and outputs lie (:func:`parallelize`), how a value inside
+of the function lies (:func:`constrain`), or that the function gets pieces instead of tensors
+(:func:`local_map`). Never chooses how the values between lie: that is done when they are computed.
 """
 
 from __future__ import annotations

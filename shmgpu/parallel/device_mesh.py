@@ -1,7 +1,7 @@
 """Meshes of helpers as users name them: made over the helpers that tensors live on, and sliced.
 
-Owns :func:`init_device_mesh` and what a slice of a mesh means: the same helpers, of which some axes
-are spoken of; along the others nothing changes. Never records an operation.
+Owns :func:`init_device_mesh`, and what a slice of a mesh means: the same helpers, with only some of
+the axes. Along the other axes nothing changes. Never records an operation.
 """
 
 from __future__ import annotations

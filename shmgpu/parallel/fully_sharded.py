@@ -1,8 +1,8 @@
-"""Models whose parameters are in pieces, and whole while a layer is at work, and no longer.
+"""Models whose parameters lie in pieces, and are whole only while a layer uses them.
 
 Owns which parameters are gathered together: those of one call of :func:`fully_shard`. Gradients and
-an optimiser's state lie as the parameters do, so each member has its part of all of them. Never
-gathers itself: what is recorded says which unit a value belongs to, and lowering does the rest.
+an optimiser's state lie as the parameters do, so each member has only its part of them. Never
+gathers anything itself: it records which unit a value belongs to, and lowering does the rest.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a dead member held, made whole again of what others hold as well.
+"""Pieces that a dead member held, restored from members that hold them, too.
 
-A piece that a survivor has, too, goes through the arena to the replacement, where it gets the
-handle that it had. Owns which survivor has which piece. Never mends what nobody else has: a part of
-a sum, or a piece of its own, is lost.
+If a survivor has the same piece, it is copied through the arena to the replacement, where it gets
+the handle that it had. Owns which survivor has which piece. Never restores a piece that nobody else
+has, such as a part of a sum: it is lost.
 """
 
 from __future__ import annotations

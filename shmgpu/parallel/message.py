@@ -1,6 +1,6 @@
-"""One message to all members of a mesh: what is sent, to whom, and what comes of it.
+"""One message to all members of a mesh: what is sent, to whom, and what it makes.
 
-Owns the form: each member has a head of its own, because each lets go of other tensors, and an
+Owns the form. Each member has a head of its own, because each lets go of other tensors, and an
 output buffer of its own. Never sends.
 """
 

@@ -1,8 +1,8 @@
-"""Layers cut over a mesh: a plan says in which style, by the layer's name.
+"""Layers cut over a mesh: a plan says for each layer, by its name, in which style.
 
-Owns the styles: where each puts the layer's parameters, and how its inputs and outputs shall lie.
-Shapes stay those of whole tensors everywhere, so a layer's code need not know that it is cut. Never
-computes, never meets: what must move is found when a step is sent.
+Owns the styles: where each puts the layer's parameters, and how the layer's inputs and outputs lie.
+All shapes stay those of whole tensors, so a layer's code need not know that it is cut. Never
+computes, never moves a piece: which moves there are is found when a step is sent.
 """
 
 from __future__ import annotations

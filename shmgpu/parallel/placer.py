@@ -1,8 +1,8 @@
-"""What has programs done that concern meshes: one message to all members, beside the recorder.
+"""Runs programs whose tensors lie on a mesh: one message to all members. The recorder calls it.
 
-Owns which of the recorded nodes lie on a mesh, how what is kept shall lie, and what becomes of a
-message that failed: it stands everywhere or nowhere, so it is drafted again, without what is lost.
-Never computes a value. It is called while the recorder is held.
+Owns which of the recorded nodes lie on a mesh, how kept values lie, and what is done after a failed
+message: it took effect on all members or on none, so it is drafted again without what is lost.
+Never computes a value. It is called while the recorder's lock is held.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Programs of members, ready to be sent: lowered once for each structure, then used again.
 
-Owns what is known of one after that: its bytes, where its results lie in the output buffers, and
-how they are put together. Never sends.
+Owns what is kept of each: its bytes, where its results lie in the output buffers, and how they are
+put together. Never sends.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Tensors on a mesh, as users make them, ask where they lie, and have them lie otherwise.
+"""Tensors on a mesh: users make them, ask how they lie, and change how they lie.
 
-Owns the functions, and the methods that every tensor has from then on. What is asked for is
-recorded; where something lies that nobody has said, is known when it is computed. Never sends more
-than what waits, and only where a layout must be known.
+Owns these functions, and the methods that all tensors get when this file is loaded. A wish is
+recorded; where nobody has a wish, the layout is known once the tensor is computed. Never sends
+anything but what waits, and only if a layout must be known.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What members meet for: counted while it happens, or explained before it does.
+"""Collectives of members: counted while they run, or explained before.
 
-Owns the counters and the asking. Never changes what is done, but sends what waits where counting
-begins and ends, so that what is counted is what was recorded between.
+Owns the counters, and how they are asked. Never changes what is done. But it sends what waits when
+counting begins and ends, so that it counts what was recorded between the two.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """This process's recorder: made with the first tensor, for the chosen library and helpers.
 
-Owns that choice. It stands above the recorder and the debugger, so that the debugger can watch the
-recorder from its first message on, if ``SHMGPU_DEBUG`` asks for that. Never makes a recorder before
+Owns that choice. It is on a higher floor than the recorder and the debugger, so that the debugger
+can watch the recorder from its first message on (``SHMGPU_DEBUG``). Never makes a recorder before
 the first tensor.
 """
 

@@ -1,7 +1,7 @@
-"""What tensors call in helpers; the bodies are the engine's, found there by their names.
+"""The functions that tensors call in helpers: their rows. The engine has their bodies.
 
 Owns the rows, which are entered when the package is imported, because the table is sealed when a
-broker starts. Never imports the engine.
+broker starts. Helpers find the bodies by name. Never imports the engine.
 """
 
 from __future__ import annotations

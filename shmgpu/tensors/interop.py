@@ -1,8 +1,8 @@
-"""What happens when tensors are passed to other libraries' functions.
+"""Tensors that are passed to other libraries' functions.
 
-NumPy's functions compute on a tensor's elements, as on anything that is no array of NumPy's.
-PyTorch's cannot: they are refused, in a sentence that names what to call instead. Owns both
-answers. Never records anything.
+NumPy's functions compute on a tensor's elements, as they do on any object that is not NumPy's own.
+PyTorch's functions cannot: they raise an error that names what to call instead. Owns both answers.
+Never records anything.
 """
 
 from __future__ import annotations

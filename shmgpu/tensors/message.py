@@ -233,7 +233,7 @@ class MessageLike(Protocol):
 
 
 class Placer(Protocol):
-    """What has programs done that concern meshes; see :mod:`shmgpu.parallel`.
+    """Runs programs whose tensors lie on a mesh; see :mod:`shmgpu.parallel`.
 
     There is none before the first mesh is made. It is called while the recorder is held.
     """

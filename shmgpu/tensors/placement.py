@@ -1,8 +1,8 @@
 """On which helpers a program's tensors live: GT's ``gpu_workers``, and ``set_backend``'s device.
 
-Owns the asking: starts a broker with what is wanted where none runs, has a running one make more
-helpers where it may have them, and says in a sentence where it may not. Never takes a helper from
-anybody: of a broker that has more, this program uses as many as it asked for.
+Owns how helpers are asked for. If no broker runs, one is started with what is wanted. If one runs,
+it is asked for more helpers; if it may not make them, the error says why. Never takes a helper from
+another program: if the broker has more, this program uses as many as it asked for.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Independent parts of what was recorded: which there are, and which helper computes each.
 
-What one result needs stays together, and so does what uses one tensor that a helper holds: weights
-are not moved from step to step. Owns the parts and that choice. Never sends.
+All that one result needs stays together, and so do operations that use the same tensor of a helper,
+so that weights are not moved from step to step. Owns the parts and the choice of helpers. Never
+sends.
 """
 
 from __future__ import annotations

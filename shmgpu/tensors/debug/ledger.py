@@ -1,7 +1,7 @@
-"""Where tensors lie, worked out again from the instructions alone.
+"""Where tensors lie, computed again from the instructions alone.
 
-Owns the check that helpers only compute on what they hold: it reads the rows in order, as a
-bookkeeper would. Never asks the recorder what it believes.
+Owns the check that helpers compute only on what they hold: it reads the rows in order, as a
+bookkeeper would. Never asks the recorder.
 """
 
 from __future__ import annotations

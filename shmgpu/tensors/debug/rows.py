@@ -1,8 +1,8 @@
-"""What is written down of a child's tensors: rows.
+"""Rows: what is written down of a child's tensors.
 
-Owns their shape. An *operation* is what the program recorded (the input tape); an *instruction* is
-what became of it on some helper (the output queue). Both are bounded, and what is dropped is
-counted. They hold numbers and names, never a node: the recorder counts who knows one.
+Owns their form. An *operation* is what the program recorded (the input tape); an *instruction* is
+what a helper was told because of it (the output queue). Both lists are bounded, and dropped rows
+are counted. Rows hold numbers and names, never a node, because the recorder counts references.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a child's tensors did, written down as it happens: the observer of the recorder.
 
-Owns which rows there are, and what each is made of. Never keeps a node: the recorder counts who
-knows one.
+Owns which rows there are, and what each is made of. Never keeps a node, because the recorder counts
+references.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""When which helper was busy: the broker's trace, and what this child knows of its own messages.
+"""When each helper was busy: from the broker's trace, and this child's own messages.
 
-Owns the spans and the ticks cut from them. Never samples: the dispatcher notes the beginning and
-end of every call of every child, so a tick costs nothing until it is asked for.
+Owns the spans, and the ticks that are cut from them. Never samples: the dispatcher notes the
+beginning and the end of every call anyway, so a tick costs nothing until it is asked for.
 """
 
 from __future__ import annotations
