@@ -72,6 +72,7 @@ Tensors, computed by helpers, in PyTorch's spelling:
     randn           from the normal distribution; also randn_like
     arange          numbers from one to another
     linspace        a given count of evenly spaced numbers
+    logspace        powers with such exponents
     eye             ones on the diagonal
     randint         whole numbers between two
     randperm        the whole numbers up to one, in random order
@@ -83,6 +84,7 @@ Tensors, computed by helpers, in PyTorch's spelling:
     nonzero         where elements are not 0
     masked_select   the elements where a mask holds
     unique          the different elements
+    bincount        how often each whole number is there
     allclose        whether all are near each other
     equal           whether shapes and elements are the same
     is_tensor       whether something is a tensor
@@ -98,8 +100,13 @@ Tensors, computed by helpers, in PyTorch's spelling:
     device          a device's name, as tensors tell where they live
     cuda            whether that is a CUDA device, and the like
     inf             infinity; also nan, pi, e, newaxis
+    finfo           limits of a float type; also iinfo, of integers
+    get_default_dtype  the type of tensors of Python's floats
+    Size            what shapes are: tuples
     nn              layers and losses
     optim           optimisers, of which SGD, Adam and AdamW are also in ``shmgpu``; schedules
+    autograd        ``grad`` and ``backward`` of several tensors
+    linalg          norms
     array_api       the Python array API standard, over tensors
     distributed     many helpers as one device: meshes, tensors in pieces, forms of parallelism
     amp             mixed precision: ``autocast`` and ``GradScaler``
@@ -129,7 +136,8 @@ Operations are functions and methods of tensors:
     ravel unflatten select swapaxes broadcast_to tile repeat_interleave concat vstack hstack
     diagonal diag take_along_dim index_add index_copy index_fill scatter diff reshape absolute
     clip trunc fmod log2 log10 tan sinh cosh logaddexp logical_xor lerp addcmul addcdiv
-    nan_to_num isclose count_nonzero norm cosine_similarity var_mean std_mean aminmax median
+    nan_to_num isclose count_nonzero norm cosine_similarity cdist var_mean std_mean aminmax median
+    quantile trace
     concatenate divide greater greater_equal less less_equal moveaxis multiply negative
     not_equal subtract swapdims true_divide
 
@@ -227,18 +235,20 @@ __version__ = "0.1.0"
 # Tensors, what builds on them, and the server's declarations are loaded when they are first named,
 # because a program that only calls functions does not need them.
 _LAZY_MODULES = frozenset(
-    {"amp", "array_api", "cuda", "debug", "distributed", "nn", "optim", "serve"}
+    "amp array_api autograd cuda debug distributed linalg nn optim serve".split()
 )
-_CONSTANTS = {"e": math.e, "inf": math.inf, "nan": math.nan, "newaxis": None, "pi": math.pi}
+_CONSTANTS: dict[str, Any] = {"e": math.e, "inf": math.inf, "nan": math.nan, "pi": math.pi}
+_CONSTANTS |= {"newaxis": None, "Size": tuple}  # a new axis; what shapes are
 _TENSOR_NAMES = {
     name: module
     for module, names in {
         "tensors.tensor": "Data Tensor from_numpy full grad manual_seed ones rand randn "
         "set_verbosity tensor zeros",
-        "tensors.factories": "arange empty empty_like eye full_like linspace ones_like rand_like "
-        "randn_like zeros_like",
-        "tensors.whole": "allclose as_tensor bernoulli equal is_tensor masked_select meshgrid "
-        "multinomial nonzero normal numel randint randperm unique",
+        "array_api.types": "finfo iinfo",
+        "tensors.factories": "arange empty empty_like eye full_like get_default_dtype linspace "
+        "logspace ones_like rand_like randn_like zeros_like",
+        "tensors.whole": "allclose as_tensor bernoulli bincount equal is_tensor masked_select "
+        "meshgrid multinomial nonzero normal numel randint randperm unique",
         "tensors.devices": "device",
         "tensors.generators": "Generator get_rng_state initial_seed seed set_rng_state",
         "tensors.grad_mode": "enable_grad is_grad_enabled no_grad set_grad_enabled",
@@ -271,7 +281,9 @@ def __getattr__(name: str) -> Any:
         tensors = importlib.import_module("shmgpu.tensors.tensor")
         found = tensors.FUNCTIONS.get(name) or tensors.DTYPES.get(name)
         if found is None:
-            raise AttributeError(f"module 'shmgpu' has no attribute {name!r}")
+            raise AttributeError(
+                f"module 'shmgpu' has no attribute {name!r}: help(shmgpu) lists what it has"
+            )
     globals()[name] = found  # asked for once
     return found
 

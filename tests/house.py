@@ -308,6 +308,8 @@ array_api/reducing                  child
 array_api/arranging                 child
 array_api/info                      child
 array_api/__init__                  child
+autograd                            child
+linalg                              child
 amp                                 child
 cuda                                child
 saving                              child

@@ -7,6 +7,7 @@ shapes. Never records an operation.
 from __future__ import annotations
 
 import builtins
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -111,6 +112,16 @@ class finfo_object(NamedTuple):
     smallest_normal: float
     dtype: DType
 
+    @property
+    def tiny(self) -> float:
+        """PyTorch's other name for the smallest normal number."""
+        return self.smallest_normal
+
+    @property
+    def resolution(self) -> float:
+        """One unit in the last decimal digit that is always right, of a number near 1."""
+        return 10.0 ** -math.floor(-math.log10(self.eps))
+
 
 class iinfo_object(NamedTuple):
     """Limits of a type of integers."""
@@ -125,7 +136,7 @@ def _kind_of(type: Any) -> DType:
     return type.dtype if isinstance(type, Tensor) else dtypes.of_any(type)
 
 
-def finfo(type: Any, /) -> finfo_object:
+def finfo(type: Any = float32, /) -> finfo_object:
     """Limits of a float type, or of a tensor's.
 
     Raises:

@@ -27,8 +27,10 @@ from shmgpu.ops.elementwise import (
     sub,
     where,
 )
+from shmgpu.ops.formulas import norm
 from shmgpu.ops.graph import Node
 from shmgpu.ops.losses import reduced_by
+from shmgpu.ops.shaping import unsqueeze
 from shmgpu.ops.stretching import sum
 
 
@@ -142,6 +144,19 @@ def pairwise_distance(
     if p == 2:
         return sqrt(sum(mul(apart, apart), -1, keepdim))
     return pow(sum(pow(abs(apart), p), -1, keepdim), 1 / p)
+
+
+def cdist(x1: Node, x2: Node, p: float = 2.0) -> Node:
+    """The p-norm between each two vectors: (..., n, m) and (..., k, m) -> (..., n, k).
+
+    Raises:
+        TypeError: the tensors are not of floats.
+        ValueError: they have fewer than two axes, or vectors of different lengths.
+    """
+    one, other = x1.spec.shape, x2.spec.shape
+    if min(len(one), len(other)) < 2 or one[-1] != other[-1]:
+        raise ValueError(f"cdist: {one} and {other} must be vectors of one length, in two axes")
+    return norm(sub(unsqueeze(x1, -2), unsqueeze(x2, -3)), p, -1)
 
 
 def triplet_margin_loss(

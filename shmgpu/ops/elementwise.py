@@ -7,6 +7,7 @@ operand that was broadcast: autograd does.
 
 from __future__ import annotations
 
+import builtins
 from typing import Any
 
 from shmgpu.ops import rules
@@ -202,9 +203,31 @@ def mul(a: Operand, b: Operand) -> Node:
     return apply(MUL, together(a, b))
 
 
-def div(a: Operand, b: Operand) -> Node:
-    """``a / b``; float32 for integers, infinite or NaN where b is 0. Shapes as for :func:`add`."""
-    return apply(DIV, floats(a, b))
+def div(a: Operand, b: Operand, *, rounding_mode: str | None = None) -> Node:
+    """``a / b``; float32 for integers, infinite or NaN where b is 0. Shapes as for :func:`add`.
+
+    Args:
+        a: a tensor or a number.
+        b: likewise.
+        rounding_mode: "floor" as :func:`floor_divide`, "trunc" towards 0; of integers both are
+            integers.
+
+    Raises:
+        ValueError: there is no such mode.
+        ZeroDivisionError: integers are rounded after a division by a plain 0.
+    """
+    if rounding_mode is None:
+        return apply(DIV, floats(a, b))
+    if rounding_mode == "floor":
+        return floor_divide(a, b)
+    if rounding_mode != "trunc":
+        raise ValueError(f"div: rounding_mode={rounding_mode!r} must be None, 'floor' or 'trunc'")
+    if is_float(result_type((a, b))):
+        found = div(a, b)
+        return where(lt(found, 0), ceil(found), floor(found))
+    below = floor_divide(a, b)
+    is_inexact = ne(mul(below, b), a)
+    return add(below, cast(logical_and(is_inexact, lt(below, 0)), below.spec.dtype))
 
 
 def pow(a: Operand, b: Operand) -> Node:
@@ -522,9 +545,26 @@ def ceil(x: Node) -> Node:
     return apply(CEIL, (x,)) if is_float(x.spec.dtype) else x
 
 
-def round(x: Node) -> Node:
-    """Rounded to the nearest integer, halves to even, in x's type; its gradient is 0."""
-    return apply(ROUND, (x,)) if is_float(x.spec.dtype) else x
+def round(x: Node, *, decimals: int = 0) -> Node:
+    """Rounded to the nearest integer, halves to even, in x's type; its gradient is 0.
+
+    Args:
+        x: a tensor.
+        decimals: of floats, so many digits behind the point are kept; negative: tens, hundreds.
+
+    Raises:
+        TypeError: integers are given with ``decimals``.
+    """
+    if not decimals:
+        return apply(ROUND, (x,)) if is_float(x.spec.dtype) else x
+    if not is_float(x.spec.dtype):
+        raise TypeError(
+            f"round: the tensor is {x.spec.dtype.name}, and decimals={decimals} is for floats"
+        )
+    scale = 10.0 ** builtins.abs(rules.whole(decimals, "round", "decimals"))
+    if decimals > 0:
+        return div(apply(ROUND, (mul(x, scale),)), scale)
+    return mul(apply(ROUND, (div(x, scale),)), scale)
 
 
 def exp(x: Node) -> Node:

@@ -6,16 +6,19 @@ Each is recorded as the operations that its docstring names. Never has a row of 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 from shmgpu.ops import elementwise as e
 from shmgpu.ops import reductions, rules
+from shmgpu.ops.arranging import diagonal
 from shmgpu.ops.casting import cast
 from shmgpu.ops.creation import full
 from shmgpu.ops.graph import Node
+from shmgpu.ops.indexing import index_select
 from shmgpu.ops.ordering import Found, sort
-from shmgpu.ops.promotion import int64, is_float
-from shmgpu.ops.shaping import narrow, reshape, squeeze
+from shmgpu.ops.promotion import as_node, int64, is_float
+from shmgpu.ops.shaping import movedim, narrow, reshape, squeeze
 from shmgpu.ops.stretching import Dim, sum
 
 Operand = Node | complex
@@ -180,6 +183,83 @@ def median(x: Node, dim: int | None = None, keepdim: bool = False) -> Node | Fou
     if keepdim or not x.spec.shape:
         return found
     return Found(squeeze(found.values, axis), squeeze(found.indices, axis))
+
+
+def quantile(
+    x: Node,
+    q: Node | float,
+    dim: int | None = None,
+    keepdim: bool = False,
+    *,
+    interpolation: str = "linear",
+) -> Node:
+    """The elements below which such shares of all lie; NaN if an element is.
+
+    Args:
+        x: a tensor of floats.
+        q: a share from 0 to 1, or a vector of k of them, of x's type.
+        dim: the axis; all elements by default.
+        keepdim: keep that axis, with length 1.
+        interpolation: between two neighbours: "linear", "lower", "higher", "nearest", "midpoint".
+
+    Returns:
+        The shape without the axis; of several shares behind a first axis of length k.
+
+    Raises:
+        TypeError: the tensor is not of floats, or ``q`` of another type.
+        ValueError: there are no elements, no such share, or no such interpolation.
+    """
+    shape = x.spec.shape
+    if not is_float(x.spec.dtype):
+        raise TypeError(f"quantile: the tensor is {x.spec.dtype.name}, and a quantile needs floats")
+    axis = 0 if dim is None else rules.axis_of(dim, len(shape), "quantile")
+    rest = () if dim is None or not shape else (*shape[:axis], *shape[axis + 1 :])
+    kept = (*shape[:axis], 1, *shape[axis + 1 :]) if rest else (1,) * len(shape)
+    if interpolation not in _BETWEEN:
+        raise ValueError(f"quantile: interpolation={interpolation!r}: use {', '.join(_BETWEEN)}")
+    if not isinstance(q, Node):
+        if not 0 <= float(q) <= 1:
+            raise ValueError(f"quantile: q={q} must be a share, 0 to 1")
+        q = as_node(q, x.spec.dtype)
+    if q.spec.dtype is not x.spec.dtype or len(q.spec.shape) > 1:
+        raise TypeError(
+            f"quantile: q is {q.spec.dtype.name} {q.spec.shape}, and must be a number or a vector "
+            f"of {x.spec.dtype.name}"
+        )
+    rows = reshape(x, (-1,)) if dim is None or not shape else movedim(x, axis, -1)
+    length = rows.spec.shape[-1]
+    if not length:
+        raise ValueError(f"quantile: of no elements there is none (the shape is {shape})")
+    ordered, _ = sort(rows, -1)
+    place = e.mul(reshape(q, (-1,)), float(length - 1))
+    low, high, share = _BETWEEN[interpolation](place)
+    found = index_select(ordered, -1, cast(low, int64))
+    if high is not low:
+        above = index_select(ordered, -1, cast(high, int64))
+        found = e.add(found, e.mul(e.sub(above, found), share))
+    found = e.where(reductions.any(e.isnan(rows), -1, True), math.nan, found)
+    return reshape(movedim(found, -1, 0), (*q.spec.shape, *(kept if keepdim else rest)))
+
+
+# Of a place among the ordered: the neighbours, and how far it is from one to the other.
+_BETWEEN: dict[str, Callable[[Node], tuple[Node, Node, Operand]]] = {
+    "linear": lambda at: (e.floor(at), e.ceil(at), e.sub(at, e.floor(at))),
+    "lower": lambda at: (low := e.floor(at), low, 0),
+    "higher": lambda at: (high := e.ceil(at), high, 0),
+    "midpoint": lambda at: (e.floor(at), e.ceil(at), 0.5),
+    "nearest": lambda at: (near := e.round(at), near, 0),
+}
+
+
+def trace(x: Node) -> Node:
+    """The sum of a matrix's diagonal; int64 for bools and integers.
+
+    Raises:
+        ValueError: the tensor does not have two axes.
+    """
+    if len(x.spec.shape) != 2:
+        raise ValueError(f"trace: takes a matrix, not {x.spec.shape}")
+    return sum(diagonal(x))
 
 
 def _middle(x: Node, axis: int) -> Found:

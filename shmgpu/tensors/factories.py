@@ -57,6 +57,11 @@ def full(
     return _made(creation.full(_shape(tuple(size)), fill_value, kind), requires_grad, device)
 
 
+def get_default_dtype() -> DType:
+    """The type of tensors of Python's floats: float32, always."""
+    return float32
+
+
 def zeros(*size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
     """A tensor of zeros, float32 unless another type is given."""
     return _made(creation.full(_shape(size), 0, _kind(dtype)), requires_grad, device)
@@ -169,6 +174,26 @@ def linspace(
         raise ValueError(f"linspace: steps={steps} of {kind.name}: give 0 or more, of a float type")
     node = creation.linspace(float(start), float(end), steps, kind)
     return _made(node, requires_grad, device)
+
+
+def logspace(
+    start: float,
+    end: float,
+    steps: int,
+    base: float = 10.0,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """``base`` to the power of ``steps`` evenly spaced numbers from ``start`` to ``end``.
+
+    Raises:
+        ValueError: ``steps`` is negative.
+    """
+    powers: Tensor = base ** linspace(start, end, steps, dtype="float64", device=device)
+    found = powers.to(_kind(dtype))
+    return found.requires_grad_() if requires_grad else found
 
 
 def eye(

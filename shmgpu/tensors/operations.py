@@ -172,8 +172,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         (shaping, "reshape"),
         (formulas, "absolute clip trunc logical_xor lerp"),
         (formulas, "addcmul addcdiv nan_to_num isclose count_nonzero norm"),
-        (distances, "cosine_similarity"),
-        (formulas, "var_mean std_mean aminmax median"),
+        (distances, "cosine_similarity cdist"),
+        (formulas, "var_mean std_mean aminmax median quantile trace"),
     )
     for name in names.split()
 }

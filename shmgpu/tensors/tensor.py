@@ -61,7 +61,7 @@ _NOT_METHODS = {
     "layer_norm", "conv2d", "max_pool2d", "avg_pool2d", "scaled_dot_product_attention", "embedding",
     "mse_loss", "l1_loss", "nll_loss", "cross_entropy", "binary_cross_entropy",
     "binary_cross_entropy_with_logits", "pad", "one_hot", "einsum", "concat", "vstack", "hstack",
-    "cosine_similarity", "reshape", "tile", "searchsorted", "bucketize", "to",
+    "cdist", "cosine_similarity", "reshape", "tile", "searchsorted", "bucketize", "to",
     "concatenate", "std_mean", "var_mean",
 }  # fmt: skip
 _OPERATORS = {
@@ -181,7 +181,8 @@ def _add_methods() -> None:
         """These elements where the condition holds, those of ``other`` elsewhere."""
         return FUNCTIONS["where"](condition, self, other)
 
-    for name in "allclose bernoulli equal masked_select multinomial nonzero unique".split():
+    names = "allclose bernoulli bincount equal masked_select multinomial nonzero unique"
+    for name in names.split():
         setattr(Tensor, name, getattr(whole, name))
     for made in (permute, reshape, expand, repeat, tile, where):
         setattr(Tensor, made.__name__, made)

@@ -191,7 +191,7 @@ def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
 
     The shape follows from the elements, so they are computed now, which costs one message.
     """
-    places = input.data.numpy().nonzero()
+    places = np.atleast_1d(input.data.numpy()).nonzero()
     if as_tuple:
         return tuple(tensor(one) for one in places)
     return tensor(_columns(places, len(input.shape)))
@@ -199,6 +199,58 @@ def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
 
 def _columns(places: Any, axes: int) -> Any:
     return np.stack(places, 1) if axes else np.zeros((len(places[0]), 0), np.int64)
+
+
+_where = FUNCTIONS["where"]
+
+
+def where(condition: Tensor, input: Any = None, other: Any = None) -> Any:
+    """The first where the condition holds, else the second; both may be numbers.
+
+    Types and shapes as for :func:`shmgpu.add`. Without both, as :func:`nonzero`, one tensor per
+    axis: the condition is computed now, which costs one message.
+
+    Raises:
+        TypeError: the condition is not bool, or one of the two is missing.
+    """
+    if input is None and other is None:
+        return nonzero(condition, as_tuple=True)
+    if input is None or other is None:
+        raise TypeError("where: give what is taken where the condition holds, and what elsewhere")
+    return _where(condition, input, other)
+
+
+FUNCTIONS["where"] = where  # what is recorded, and what is looked at
+
+
+def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    """How often each whole number from 0 on is there; int64, (greatest + 1,) or longer.
+
+    The elements are computed now, which costs one message.
+
+    Args:
+        input: whole numbers, 0 or more, in one axis.
+        weights: what each counts instead of 1; the sums are of their type, else float64.
+        minlength: the least length of the result.
+
+    Raises:
+        TypeError: the elements are not whole numbers.
+        ValueError: one is negative, the shapes differ, or ``minlength`` is negative.
+    """
+    found = input.data.numpy()
+    if found.dtype.kind not in "iu":
+        raise TypeError(f"bincount: the tensor is {input.dtype.name}, and must be of integers")
+    if found.ndim != 1 or (found.size and found.min() < 0) or minlength < 0:
+        raise ValueError(
+            f"bincount: takes numbers from 0 on, in one axis: the shape is {input.shape}, and "
+            f"minlength={minlength}"
+        )
+    if weights is None:
+        return tensor(np.bincount(found, minlength=minlength).astype(np.int64))
+    if weights.shape != input.shape:
+        raise ValueError(f"bincount: the weights {weights.shape} are not for {input.shape}")
+    sums = np.bincount(found, weights.to("float64").data.numpy(), minlength)
+    return tensor(sums, dtype="float32" if weights.dtype.name == "float32" else "float64")
 
 
 def masked_select(input: Tensor, mask: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ OTHERWISE = {
     "softmax dim": "torch guesses the axis, with a warning: here it is said",
     "log_softmax dim": "as for softmax",
     "softmin dim": "as for softmax",
+    "round decimals": "torch's overload without them rounds to whole numbers",
     "dropout p": "that of torch.nn.functional; torch.dropout has none",
     "transpose dim0": "torch has none",
     "transpose dim1": "torch has none",

@@ -77,6 +77,85 @@ CASES = {
     "a mask without axes, of nothing": (lambda f, a: a[a[0, 0] > 99], A),
     "chunks of nothing": (lambda f, a: f.stack(a[:0].chunk(3)), A),
     "parts of nothing": (lambda f, a: f.stack(a[:0].split(0) + a[:0].split(2)), A),
+    **{
+        f"round to {n} decimals": (lambda f, a, n=n: f.round(a * 33, decimals=n), A)
+        for n in (0, 2, -1)
+    },
+    **{
+        f"div, {mode}, of {what}": (
+            lambda f, a, b, mode=mode: f.div(a, b, rounding_mode=mode).detach(),
+            *numbers,
+        )
+        for mode in ("floor", "trunc", None)
+        for what, numbers in {
+            "floats": (A, B),
+            "whole numbers": (INTS - 4, np.array([-3, 2, 5, -4])),
+            "both": (INTS - 4, np.array([-1.5])),
+        }.items()
+    },
+    "div, trunc": (lambda f, a, b: f.div(a, b, rounding_mode="trunc") + a, A, B),
+    **{
+        f"quantile, {way}": (lambda f, a, way=way: f.quantile(a, 0.3, 1, interpolation=way), A)
+        for way in "linear lower higher nearest midpoint".split()
+    },
+    "quantile of all": (lambda f, a: a.quantile(0.77), A),
+    "quantile of a number": (lambda f, a, q: f.quantile(a.sum(), q, 0, keepdim=True), A, V.clip(0)),
+    "quantiles": (lambda f, a, q: f.quantile(a, q.detach(), 0), A, V.clip(0)),
+    "quantiles of all": (lambda f, a, q: f.quantile(a, q.detach(), keepdim=True), A, V.clip(0)),
+    "quantiles among NaN": (
+        lambda f, a, q: f.quantile(f.where(a > 1.5, math.nan, a), q, 1, True).detach(),
+        A,
+        V.clip(0),
+    ),
+    "trace": (lambda f, a: f.trace(a) + a.T.trace(), A),
+    "trace of whole numbers": (lambda f, a: f.trace(a), INTS),
+    **{
+        f"cdist, {p}": (lambda f, a, b, p=p: f.cdist(a, b, p), A, B[:2])
+        for p in (1, 2, 3, math.inf)
+    },
+    "cdist of batches": (lambda f, a, b: f.cdist(a, b[:1] * 2), BATCH, BATCH),
+    "cdist of one another": (lambda f, a: f.cdist(a, a), A),
+    "logspace": (lambda f: f.logspace(-1, 2, 5, base=3, dtype=f.float64),),
+    "bincount": (lambda f, a: f.bincount(a.flatten().abs(), minlength=3), INTS),
+    "bincount of nothing": (lambda f, a: a[:0, 0].bincount(minlength=3), INTS),
+    "bincount with weights": (
+        lambda f, a, w: (
+            f.bincount(a.abs()[0], w.detach()) + a.abs()[0].bincount(w.float().detach())
+        ),
+        INTS,
+        V,
+    ),
+    "where it holds": (lambda f, a: f.stack(f.where(a > 0)), INTS),
+    "where a number is": (lambda f, a: f.where(a.sum() > -99)[0], INTS),
+    "where of numbers": (lambda f, a: f.where(a > 0, 1.0, 0), INTS),
+    "linalg.norm": (lambda f, a: f.linalg.norm(a) + f.linalg.norm(a, "fro") + a.abs().max(), A),
+    **{
+        f"linalg.norm, {p}": (
+            lambda f, a, p=p: f.linalg.norm(a, p, keepdim=True) + f.linalg.norm(a, p, 1).sum(),
+            A,
+        )
+        for p in (1, -1, math.inf, -math.inf)
+    },
+    "linalg.matrix_norm": (
+        lambda f, a: (
+            f.linalg.matrix_norm(a, math.inf, (0, 2)) + f.linalg.matrix_norm(a, dim=(2, 0))
+        ),
+        BATCH,
+    ),
+    "linalg.vector_norm": (
+        lambda f, a: f.linalg.vector_norm(a, 3, (0, 2), True) + f.linalg.vector_norm(a),
+        BATCH,
+    ),
+    "linalg in a type": (
+        lambda f, a: f.stack(
+            [
+                f.linalg.norm(a, dtype=f.float64),
+                f.linalg.vector_norm(a, ord=1, dtype=f.float64),
+                f.linalg.matrix_norm(a, 1, dtype=f.float64),
+            ]
+        ).detach(),
+        A.astype("float32"),
+    ),
     "diagonal by names": (lambda f, a: f.diagonal(a, offset=1, dim1=2, dim2=0), BATCH),
     "flatten by names": (lambda f, a: f.flatten(a, start_dim=1, end_dim=2), BATCH),
     "what is no number": (
@@ -279,6 +358,42 @@ def test_what_depends_on_elements_is_looked_at(engine):
             assert one.tolist() == other.tolist()
 
 
+def test_limits_of_types_are_torchs(engine):
+    for name in "float16 bfloat16 float32 float64".split():
+        told, want = gt.finfo(getattr(gt, name)), torch.finfo(getattr(torch, name))
+        for what in "bits eps max min tiny smallest_normal".split():
+            assert getattr(told, what) == getattr(want, what), (name, what)
+        assert told.resolution == pytest.approx(want.resolution)
+    for name in "uint8 int8 int16 int32 int64".split():
+        told, want = gt.iinfo(getattr(gt, name)), torch.iinfo(getattr(torch, name))
+        assert (told.bits, told.max, told.min) == (want.bits, want.max, want.min)
+    assert gt.finfo() == gt.finfo(gt.get_default_dtype()) == gt.finfo("float32")
+    assert isinstance(gt.ones(2, 3).shape, gt.Size) and gt.Size([2, 3]) == gt.ones(2, 3).shape
+
+
+def test_several_tensors_go_back_at_once(engine):
+    grads = []
+    for f in (torch, gt):
+        x = f.tensor(A, requires_grad=True)
+        f.autograd.backward([x.sum(), x * x], [None, f.tensor(B)], retain_graph=True)
+        f.autograd.backward(x.prod())
+        with f.autograd.no_grad(), f.autograd.enable_grad():
+            (again,) = f.autograd.grad(x.sum(), x)
+        grads.append([np.asarray(one.numpy()) for one in (x.grad, again)])
+    np.testing.assert_allclose(grads[1], grads[0], rtol=1e-9)
+    x = gt.ones(2, requires_grad=True)
+    for call, words in (
+        (lambda: gt.autograd.backward([gt.ones(2)]), "nothing that a tensor depends on"),
+        (lambda: gt.autograd.backward([x * 1], [gt.ones(3)]), r"\(3,\) is not the tensor's \(2,\)"),
+        (lambda: gt.autograd.backward([x * 1], []), "0 gradients are given for 1 tensors"),
+    ):
+        with pytest.raises((RuntimeError, ValueError), match=words):
+            call()
+    gt.autograd.backward(x.sum() * 2, create_graph=True)
+    with gt.autograd.set_grad_enabled(False):
+        assert x.grad.tolist() == [2, 2]
+
+
 def test_random_choices_are_within_their_bounds_and_follow_their_weights(engine):
     gt.manual_seed(5)
     drawn = gt.randint(-2, 3, (2000,))
@@ -334,6 +449,24 @@ def quantized():
         (lambda x: gt.randint(3, 3, (2,)), ValueError, "low < high"),
         (lambda x: gt.multinomial(x, 9), ValueError, "cannot be drawn"),
         (lambda x: gt.norm(gt.tensor([1, 2])), TypeError, "needs floats"),
+        (lambda x: gt.quantile(x, 1.5), ValueError, "q=1.5 must be a share, 0 to 1"),
+        (lambda x: gt.quantile(x, gt.ones(2)), TypeError, r"q is float32 \(2,\), and must be"),
+        (lambda x: gt.quantile(x[:0], 0.5), ValueError, "of no elements"),
+        (lambda x: gt.quantile(x, 0.5, interpolation="cubic"), ValueError, "use linear, lower"),
+        (lambda x: gt.quantile(gt.tensor([1]), 0.5), TypeError, "a quantile needs floats"),
+        (lambda x: gt.trace(x[0]), ValueError, "takes a matrix"),
+        (lambda x: gt.cdist(x, x.T), ValueError, "vectors of one length"),
+        (lambda x: gt.round(gt.tensor([15]), decimals=-1), TypeError, "decimals=-1 is for floats"),
+        (lambda x: x.div(2, rounding_mode="up"), ValueError, "must be None, 'floor' or 'trunc'"),
+        (lambda x: gt.where(x > 0, x), TypeError, "and what elsewhere"),
+        (lambda x: gt.bincount(gt.tensor([1, -1])), ValueError, "numbers from 0 on"),
+        (lambda x: gt.bincount(gt.tensor([1.0])), TypeError, "must be of integers"),
+        (lambda x: gt.bincount(gt.tensor([1]), x), ValueError, r"weights \(3, 4\) are not for"),
+        (lambda x: gt.linalg.norm(x, 2), ValueError, "'fro', 1, -1, inf or -inf: for others"),
+        (lambda x: gt.linalg.norm(x[None], 1), ValueError, "takes one axis, or two"),
+        (lambda x: gt.linalg.matrix_norm(x, dim=(1,)), ValueError, "must be two axes"),
+        (lambda x: gt.linalg.svd(x), AttributeError, r"'svd': it has norms only.*numpy.linalg"),
+        (lambda x: gt.svd(x), AttributeError, r"'svd': help\(shmgpu\) lists"),
         (lambda x: gt.tensor([1, 2]).std(), TypeError, "std: .* int64, and a deviation needs"),
         (lambda x: gt.tensor([1, 2]).var(), TypeError, "var: .* int64, and a variance needs"),
         (lambda x: gt.movedim(x, (0, 1), (0, 0)), ValueError, "each once"),

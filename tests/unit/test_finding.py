@@ -19,8 +19,8 @@ import pytest
 import shmgpu
 
 # What is public and a module; every other module of the package is an inner one.
-MODULES = {"amp", "arena", "array_api", "cuda", "debug", "distributed", "errors", "nn", "optim"}
-MODULES |= {"serve"}
+MODULES = {"amp", "arena", "array_api", "autograd", "cuda", "debug", "distributed", "errors"}
+MODULES |= {"linalg", "nn", "optim", "serve"}
 WITHIN = {"functional", "init", "utils", "lr_scheduler"}  # public modules of nn and optim
 OPTIM = {"SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop"}
 SOME = {"launch", "init", "function", "Tensor", "tensor", "zeros_like", "relu", "float32", "Adam"}
