@@ -30,12 +30,17 @@ def main() -> int:
         return subprocess.run(words).returncode
     made = pathlib.Path(words[words.index("-o") + 1])
     kept = pathlib.Path(folder, key(words, pathlib.Path(sources[0])))
+    needs = ".d"  # beside an object make wants to know which headers it was made of
     if kept.exists():
+        if kept.with_suffix(needs).exists():
+            shutil.copyfile(kept.with_suffix(needs), made.with_suffix(needs))
         shutil.copyfile(kept, made)
         return 0
     status = subprocess.run(words).returncode
     if status == 0:
         kept.parent.mkdir(parents=True, exist_ok=True)
+        if made.with_suffix(needs).exists():
+            shutil.copyfile(made.with_suffix(needs), kept.with_suffix(needs))
         shutil.copyfile(made, kept.with_suffix(f".{os.getpid()}"))
         kept.with_suffix(f".{os.getpid()}").rename(kept)
     return status

@@ -1,12 +1,13 @@
 """``make mutants SAMPLE=100 SEED=7``: random small changes; the tests nearest to each must fail.
 
 First the suite runs once in a marked copy of the tree, which tells the tests that pass through each
-place. Then each change is made in a copy, one copy for each job, and those tests are run, of each
-function of tests one before others of its parameters, the nearest and quickest first, until one
-fails that passes without the change. Where the marks tell nothing, it is the nearest files of
-tests. What survives is listed with its line: a test
-that is missing, code that is not needed, or something that cannot be seen, which gets a remark in
-unseen.py. The exit status is 1 when more survive than MOST in a hundred.
+place; that is kept in build/mutants/through, and holds for later samples, too, until ``--mark``
+makes it anew. Tests that were written since are tried on whatever is near to them. Then each change
+is made in a copy, one copy for each job, and those tests are run, of each function of tests one
+before others of its parameters, the nearest and quickest first, until one fails that passes without
+the change. Where the marks tell nothing, it is the nearest files of tests. What survives is listed
+with its line: a test that is missing, code that is not needed, or something that cannot be seen,
+which gets a remark in unseen.py. The exit status is 1 when more survive than MOST in a hundred.
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ import json
 import multiprocessing
 import os
 import pathlib
+import pickle
 import random
 import re
 import secrets
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -39,6 +43,10 @@ from unseen import UNSEEN
 sys.path.insert(0, str(ROOT / "tests"))
 import parallel
 
+# A socket's path is short, and so is that of the tree with marks.
+MARKED = pathlib.Path(tempfile.gettempdir(), f"m-{zlib.crc32(str(ROOT).encode()):08x}")
+KEPT = ROOT / "build/mutants/through"
+OBJECTS = ROOT / "build/mutants/objects"  # what was compiled, by the text that it was compiled from
 SOURCES = ("shmgpu/**/*.py", "csrc/**/*.c", "csrc/**/*.h")
 NOT_CHANGED = ("csrc/build_core.py", "csrc/shmgpu.h")
 FILE_S = 150.0  # for what is run at once
@@ -47,6 +55,7 @@ CHUNK_TESTS = 200
 FILE_TESTS_S = 20.0  # what a file of tests counts, whose tests are not known one by one
 LATE = 4  # times what is granted of the tests' own time may pass on the clock, on a busy machine
 C_TEST_S = 300.0
+NEAR = 20  # files of tests, of which those that were changed since the marks are run, too
 MOST_UNFIT = 5  # times that the same tests are run without one that fails by itself
 SUITE_S = 3600.0
 
@@ -57,6 +66,7 @@ good: set[str] = set()  # tests that were seen to pass without any change
 unfit: set[str] = set()  # tests that fail without any change
 passing: dict[Mutation, through.Passing] = {}  # what the marked copy told
 seconds_of: dict[str, float] = {}  # of each test, there
+newer: dict[str, frozenset[str]] = {}  # files of tests that were changed since: tests known then
 
 
 def sources() -> list[str]:
@@ -107,13 +117,13 @@ def begin(place: pathlib.Path, ready: Any) -> None:
     for name, mode in {"": 0o711, "tree": 0o711, "t": 0o711, "run": 0o700}.items():
         (mine / name).mkdir(mode=mode)
     os.environ.update(TMPDIR=str(mine / "t"), XDG_RUNTIME_DIR=str(mine / "run"))
-    copy = Copy(mine / "tree", tracked())
+    copy = Copy(mine / "tree", tracked(), OBJECTS)
     os.symlink(ROOT / ".venv", copy.root / ".venv")
 
 
 def c_test_passes(name: str) -> bool:
     """One of tests/c, in the copy; what no longer pleases the compiler is no matter."""
-    words = [f"T={name}", "WARNINGS=-w", "JOBS=1"]
+    words = [f"T={name}", "WARNINGS=-w", "JOBS=1", f"CC={copy.compiler()}"]
     quiet: dict[str, Any] = {"cwd": copy.root, "capture_output": True, "text": True}
     built = subprocess.run(["make", "c-programs", *words], **quiet)
     if built.returncode:
@@ -126,12 +136,16 @@ def c_test_passes(name: str) -> bool:
 
 
 def failing(tests: list[str]) -> list[str]:
-    """Which fail in the copy as it is, of files of tests or of single ones; all, without an end."""
+    """Which fail in the copy as it is, of files of tests or of single ones; all, without an end.
+
+    A file's name with "::" behind it stands for the tests in it that are newer than the marks.
+    """
     if tests[0].endswith(".c"):
         return [] if c_test_passes(pathlib.Path(tests[0]).stem.removeprefix("test_")) else tests
-    skipped = [word for test in sorted(unfit) for word in ("--deselect", test)]
+    known = unfit.union(*(newer[test[:-2]] for test in tests if test.endswith("::")))
+    skipped = [word for test in sorted(known) for word in ("--deselect", test)]
     options = ["-x", "-m", "not slow", *skipped]
-    found, _ = copy.outcomes(tests, FILE_S, *options)
+    found, _ = copy.outcomes([test.removesuffix("::") for test in tests], FILE_S, *options)
     if found is None:  # without an end
         return tests
     failed = [test for test, outcome in found.items() if outcome in ("failed", "broken")]
@@ -146,6 +160,7 @@ def to_run(mutation: Mutation) -> Iterator[list[str]]:
         yield from ([file] for file in files)
         return
     rank = {file: number for number, file in enumerate(files)}
+    yield from ([f"{file}::"] for file in newer if rank.get(file, len(rank)) < NEAR)
     programs = [test for test in told.tests if test.endswith(".c")]
     yield from ([test] for test in sorted(programs, key=lambda test: rank.get(test, len(rank))))
     alike: dict[str, list[str]] = {}  # of one function, with other parameters
@@ -265,6 +280,7 @@ def main() -> int:
     parser.add_argument(
         "--tests", nargs="+", default=["tests"], help="those that are run in a marked tree"
     )
+    parser.add_argument("--mark", action="store_true", help="run them there, though some were")
     parser.add_argument("-j", "--jobs", type=int, default=max(1, parallel.workers()))
     parser.add_argument("--seconds", type=float, default=240.0, help="of tests for each")
     parser.add_argument("--most", type=float, default=10.0, help="in a hundred may survive")
@@ -273,8 +289,11 @@ def main() -> int:
     drawn = {seed: draw(options.sample, seed, options.only) for seed in seeds}
     with tempfile.TemporaryDirectory(prefix="m-") as place:
         os.chmod(place, 0o711)  # a test's other user comes to what the test has opened to it
-        together = [one for some in drawn.values() for one in some]
-        mark(together, pathlib.Path(place), options.tests, options.jobs)
+        if options.mark or not KEPT.exists():
+            mark(options.tests, options.jobs)
+        if not options.sample:
+            return 0
+        recall([one for some in drawn.values() for one in some])
         shares = [
             run(seed, some, pathlib.Path(place), options.jobs, options.seconds)
             for seed, some in drawn.items()
@@ -282,36 +301,99 @@ def main() -> int:
     return 1 if max(shares) > options.most else 0
 
 
-def mark(mutations: list[Mutation], place: pathlib.Path, tests: list[str], jobs: int) -> None:
-    """Run the tests once in a marked tree, to find what passes through each."""
-    print(f"mutants: the suite in a tree with {len(mutations)} marks", flush=True)
-    tree, notes, times = (place / name for name in ("marked", "notes", "times.json"))
-    marked = Copy(tree, tracked())
-    os.symlink(ROOT / ".venv", tree / ".venv")
-    put: set[int] = set()
-    (tree / through.NOTES).write_text(through.WRITER.format(place=str(notes)))
-    (tree / through.C_NOTES).write_text(through.C_WRITER.format(place=str(notes)))
-    for file in {one.file for one in mutations}:
-        places = {i: one.start for i, one in enumerate(mutations) if one.file == file}
+def mark(tests: list[str], jobs: int) -> None:
+    """Run tests in a marked tree, to find what passes through each block of it.
+
+    What they tell is added to what others have told of the same sources. A tree that was marked
+    for them is used again.
+    """
+    texts = {file: (ROOT / file).read_text() for file in sources()}
+    numbers = through.numbered(texts)
+    print(f"mutants: {' '.join(tests)} in a tree with {len(numbers)} marks", flush=True)
+    if tests == ["tests"] or not (KEPT / "texts.json").exists():
+        shutil.rmtree(KEPT, ignore_errors=True)
+        KEPT.mkdir(parents=True)
+        KEPT.chmod(0o777)  # a test's other user passes through, too
+    elif json.loads((KEPT / "texts.json").read_text()) != texts:
+        raise SystemExit(f"Sources were changed since: mark all anew, or remove {KEPT} first.")
+    tests_then = {file: (ROOT / file).read_text() for file in tests_of_python()}
+    for name, content in {"texts": texts, "tests": tests_then}.items():
+        (KEPT / f"{name}.json").write_text(json.dumps(content))
+    MARKED.mkdir(mode=0o711, exist_ok=True)
+    tree = marked_tree(texts, numbers)
+    told = {"THROUGH": str(KEPT), "THROUGH_SIZE": str(len(numbers))}
+    if programs := [test for test in tests if test.endswith(".c") or test == "tests"]:
+        mark_c(tree.root, len(numbers), [] if "tests" in programs else programs)
+    if files := [test for test in tests if test not in programs or test == "tests"]:
+        options = ["-q", "-p", "no:cacheprovider", "-p", "marks", "-m", "not slow"]
+        options += ["-n", str(jobs), "--dist", "loadfile"] if jobs > 1 else []
+        options += [f"--ignore-glob={name}*" for name in LEFT_OUT]
+        options += ["--operations=20:1"]  # as make test
+        end = tree.pytest([*options, *files], SUITE_S, **told)
+        print(f"mutants: {tree.log.read_text().splitlines()[-1]}", flush=True)
+        if end == "hung":
+            raise SystemExit("The marked tree's tests did not end.")
+
+
+def marked_tree(texts: dict[str, str], numbers: dict[tuple[str, int], int]) -> Copy:
+    """The tree with marks, built; the one of before when nothing was changed since."""
+    place = MARKED / "tree"
+    state = pathlib.Path(MARKED, "marked.json")
+    if place.exists() and state.exists() and json.loads(state.read_text()) == texts:
+        return Copy(place, [name for name in tracked() if name.startswith("tests/")], OBJECTS, ())
+    shutil.rmtree(place, ignore_errors=True)
+    tree = Copy(place, tracked(), OBJECTS, ())
+    os.symlink(ROOT / ".venv", place / ".venv")
+    (place / through.NOTES).write_text(through.WRITER.format(size=len(numbers)))
+    (place / through.C_NOTES).write_text(through.C_WRITER.format(size=len(numbers)))
+    for file, text in texts.items():
+        own = {line: number for (name, line), number in numbers.items() if name == file}
         put_in = through.marked if file.endswith(".py") else through.marked_c
-        text, numbers = put_in((tree / file).read_text(), places)
-        (tree / file).write_text(text)
-        put |= numbers
-    marked.build(NORMAL)
-    marked.build(FAULTS)
-    (tree / FAULTS / through.NOTES).symlink_to(tree / through.NOTES)
-    options = ["-q", "-p", "no:cacheprovider", "-p", "marks", "-m", "not slow"]
-    options += ["-n", str(jobs), "--dist", "loadfile"] if jobs > 1 else []
-    options += [f"--ignore-glob={name}*" for name in LEFT_OUT]
-    marked.pytest([*options, *tests], SUITE_S, THROUGH_TIMES=str(times))
-    if not times.exists():
-        raise SystemExit(f"The marked tree's tests did not end:\n{marked.log.read_text()}")
-    seconds_of.update(json.loads(times.read_text()))
-    told = {"cwd": tree, "capture_output": True}
-    subprocess.run(["make", "-k", "ctest", "WARNINGS=-w"], timeout=SUITE_S, **told)
-    found = through.passing(notes, seconds_of)
-    passing.update({mutations[number]: told for number, told in found.items()})
-    print(f"mutants: tests were seen to pass through {len(found)} of {len(put)}", flush=True)
+        (place / file).write_text(put_in(text, own))
+    tree.build(NORMAL)
+    tree.build(FAULTS)
+    tree.link()
+    state.write_text(json.dumps(texts))
+    return tree
+
+
+def mark_c(tree: pathlib.Path, size: int, files: list[str]) -> None:
+    """Run each C test, or some, with a map of its own."""
+    quiet: dict[str, Any] = {"cwd": tree, "capture_output": True, "timeout": SUITE_S}
+    with (KEPT / "programs.told").open("ab") as file:
+        for path in files or sorted(
+            str(p.relative_to(ROOT)) for p in ROOT.glob("tests/c/test_*.c")
+        ):
+            own = KEPT / "program"
+            own.write_bytes(bytes(size))
+            name = pathlib.Path(path).stem.removeprefix("test_")
+            words = ["make", "ctest", "WARNINGS=-w", "JOBS=2", f"T={name}"]
+            subprocess.run(words, env={**os.environ, "MUTANTS_MAP": str(own)}, **quiet)
+            pickle.dump(("program", path, zlib.compress(own.read_bytes(), 1)), file)
+
+
+def tests_of_python() -> list[str]:
+    return [name for name in tracked() if re.match(r"tests/.*test_\w+\.py$", name)]
+
+
+def recall(mutations: list[Mutation]) -> None:
+    """What the kept run of the marked tree tells of each."""
+    told = through.Told(KEPT)
+    seconds_of.update(told.seconds)
+    texts = {one.file: (ROOT / one.file).read_text() for one in mutations}
+    wanted = [told.number(one.file, texts[one.file], one.start) for one in mutations]
+    found = told.passing(wanted)
+    passing.update({one: its for one, its in zip(mutations, found, strict=True) if any(its)})
+    then = json.loads((KEPT / "tests.json").read_text())
+    for file in tests_of_python():
+        if then.get(file) != (ROOT / file).read_text():
+            known = (test for test in seconds_of if test.partition("::")[0] == file)
+            newer[file] = frozenset(known)
+    print(
+        f"mutants: tests were seen to pass through {len(passing)} of {len(mutations)}; "
+        f"{len(newer)} files of tests were changed since",
+        flush=True,
+    )
 
 
 def run(seed: int, drawn: list[Mutation], place: pathlib.Path, jobs: int, seconds: float) -> float:

@@ -72,6 +72,17 @@ def end_descendants() -> None:
         time.sleep(0.01)
 
 
+def write(path: pathlib.Path, text: str, twin: pathlib.Path) -> None:
+    """Give a file another text; what Python compiled of it, or of a link to it, is gone.
+
+    It knows an old one by its size and the second it was written in, which may be the same.
+    """
+    for one in (path, twin):
+        for compiled in one.parent.glob(f"__pycache__/{one.stem}.*.pyc"):
+            compiled.unlink(missing_ok=True)
+    path.write_text(text)
+
+
 # ---- the copy --------------------------------------------------------------------------------
 
 
@@ -82,8 +93,15 @@ class CannotBuild(Exception):
 class Copy:
     """The tree, copied to where it may be broken."""
 
-    def __init__(self, place: pathlib.Path, names: Sequence[str] = COPIED) -> None:
+    def __init__(
+        self,
+        place: pathlib.Path,
+        names: Sequence[str] = COPIED,
+        objects: pathlib.Path | None = None,  # where what was compiled is kept, for other copies
+        builds: Sequence[pathlib.Path] = (NORMAL, FAULTS),
+    ) -> None:
         self.root = place
+        self.objects = objects or place / "build/objects"
         self.log = place / "pytest.log"
         for name in names:
             (place / name).parent.mkdir(parents=True, exist_ok=True)
@@ -93,28 +111,37 @@ class Copy:
                 shutil.copytree(source, place / name, ignore=ignored)
             else:
                 shutil.copy2(source, place / name)
-        self.build(NORMAL)
-        self.build(FAULTS)
-        for part in (place / "shmgpu").iterdir():
+        for where in builds:
+            self.build(where)
+        if FAULTS in builds:
+            self.link()
+
+    def link(self) -> None:
+        """The build with fault points has the same Python files."""
+        for part in (self.root / "shmgpu").iterdir():
             if part.suffix == ".py" or part.is_dir():
-                (place / FAULTS / "shmgpu" / part.name).symlink_to(part)
+                (self.root / FAULTS / "shmgpu" / part.name).symlink_to(part)
 
     def build(self, where: pathlib.Path) -> None:
         """The extension, into ``where``/shmgpu; with the fault points when that is their place."""
-        compiler = f"{sys.executable} {KEEPER} {self.root / 'build/objects'}"
         done = subprocess.run(
             [sys.executable, *"setup.py -q build_ext --force --build-lib".split(), str(where)],
             cwd=self.root,
             env={
                 **os.environ,
                 "SHMGPU_BUILD_FAULTS": "1" if where == FAULTS else "",
-                "CC": f"{compiler} {os.environ.get('CC') or sysconfig.get_config_var('CC')}",
+                "CC": self.compiler(),
             },
             capture_output=True,
             text=True,
         )
         if done.returncode != 0:
             raise CannotBuild(done.stdout + done.stderr)
+
+    def compiler(self) -> str:
+        """The compiler, behind what keeps what it has compiled."""
+        compiler = os.environ.get("CC") or sysconfig.get_config_var("CC")
+        return f"{sys.executable} {KEEPER} {self.objects} {compiler}"
 
     def test(self, tests: list[str], seconds: float) -> dict[str, str]:
         """Outcome of each test; ``hung`` or ``crashed`` of all when pytest had no end."""
@@ -150,7 +177,6 @@ class Copy:
                     "PYTHONPATH": os.pathsep.join(
                         [str(self.root), str(self.root / "tests/mutants")]
                     ),
-                    "PYTHONDONTWRITEBYTECODE": "1",
                     **variables,
                 },
                 stdout=log,
@@ -168,17 +194,17 @@ class Copy:
     @contextlib.contextmanager
     def changed(self, file: str, text: str, *builds: pathlib.Path) -> Iterator[None]:
         """The file has that text, and those builds of it are made anew, for the block."""
-        path = self.root / file
+        path, twin = self.root / file, self.root / FAULTS / file
         cores = [self.root / where / CORE for where in (NORMAL, FAULTS)]
         good = path.read_text(), [core.read_bytes() for core in cores]
-        path.write_text(text)
+        write(path, text, twin)
         try:
             if path.suffix in (".c", ".h"):
                 for where in builds:
                     self.build(where)
             yield
         finally:
-            path.write_text(good[0])
+            write(path, good[0], twin)
             for core, content in zip(cores, good[1], strict=True):  # newer than its sources again
                 core.unlink(missing_ok=True)
                 core.write_bytes(content)

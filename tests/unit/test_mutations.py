@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import json
 import pathlib
+import pickle
 import textwrap
+import zlib
 
 import pytest
 from mutants import mutations, nearest, through
@@ -142,28 +145,53 @@ def test_the_nearest_tests_are_those_of_the_room(file, inside, test):
     assert not any("test_layering" in name for name in nearest.nearest(file, inside))
 
 
-MARKED = {  # of a function's text, at a word of which a place is: the line after the mark
-    "x = 1\ny = 2": "y = 2",
+BLOCKS = {  # of a function's text, at a word of which a place is: the line its block begins with
+    "x = 1\ny = 2": "x = 1",
     "def f(\n    a=2,\n):\n    'Says.'\n    return a": "    return a",
-    "@cache(2)\n@other\ndef f():\n    return 1": "@cache(2)",
+    "x = 1\n@cache(2)\n@other\ndef f():\n    return 1": "x = 1",
     "if x:\n    a()\nelif 2:\n    b()": "if x:",
-    "if x:\n    a()\nelse:\n    if y:\n        b(2)": "        b(2)",
+    "if x:\n    a()\nelse:\n    if y:\n        c()\n        b(2)": "        c()",
+    "if x:\n    return 1\na()\nb(2)": "a()",
+    "a()\nfor x in y:\n    b()\nc(\n    2\n)": "c(",
     "try:\n    a()\nexcept (A, b(2)):\n    pass": "try:",
+    "try:\n    a()\nexcept A:\n    b()\n    c(2)": "    b()",
+    "match x:\n    case 1:\n        b()\n        c(2)": "        b()",
     "class A:\n    x = 2": "    x = 2",
     "with a(\n    2\n) as b:\n    c()": "with a(",
     "é = [one for one in 'é' if 2]": "é = [one for one in 'é' if 2]",
 }
 
 
-@pytest.mark.parametrize("inner", MARKED)
-def test_a_mark_stands_before_the_statement_around_a_place(inner):
+def as_in_python(text: str, place: int) -> int:
+    line = text.count("\n", 0, place) + 1
+    return through.block_of(text, line, place - text.rfind("\n", 0, place) - 1)
+
+
+@pytest.mark.parametrize("inner", BLOCKS)
+def test_a_place_counts_for_the_block_around_it_which_has_a_mark(inner):
     text = "def outer():\n" + textwrap.indent(inner, "    ")
-    changed, numbers = through.marked(text, {7: text.index("2")})
-    added = [line for line in changed.splitlines() if line not in text.splitlines()]
-    assert numbers == {7} and [line.strip() for line in added] == [through.MARK.format(number=7)]
+    lines = text.splitlines()
+    line = as_in_python(text, text.index("2"))
+    assert lines[line - 1] == "    " + BLOCKS[inner]
+    assert line in through.begins(text)
+    changed = through.marked(text, {line: 7})
     ast.parse(changed)
-    lines = changed.splitlines()
-    assert lines[lines.index(added[0]) + 1] == "    " + MARKED[inner]
+    added = [one for one in changed.splitlines() if one not in lines]
+    assert [one.strip() for one in added] == [
+        through.IMPORT.strip(),
+        through.MARK.format(number=7),
+    ]
+    after = changed.splitlines()
+    assert after[after.index(added[1]) + 1] == lines[line - 1]
+
+
+def test_the_map_is_opened_behind_what_must_come_first():
+    text = (
+        '"""Says."""\n\nfrom __future__ import annotations\n\nimport os\n\ndef f():\n    return 2\n'
+    )
+    wanted = text.replace("import os\n", through.IMPORT + "import os\n")
+    wanted = wanted.replace("    return 2", "    _mutants_seen[3] = 1\n    return 2")
+    assert through.marked(text, {8: 3}) == wanted
 
 
 @pytest.mark.parametrize(
@@ -179,39 +207,72 @@ def test_a_mark_stands_before_the_statement_around_a_place(inner):
     ],
 )
 def test_what_is_done_when_a_file_is_imported_has_no_mark(text):
-    assert through.marked(text, {7: text.index("2")}) == (text, set())
+    assert as_in_python(text, text.index("2")) == 0
 
 
-def test_functions_that_speak_of_what_a_file_defines_have_its_mark():
+def test_functions_that_speak_of_what_a_file_defines_count_for_it(tmp_path):
     text = (
         "LONG: float = 2\n\ndef one():\n    'Says.'\n    return LONG\n\ndef two():\n    return 3\n"
     )
-    changed, numbers = through.marked(text, {7: text.index("2")})
-    assert numbers == {7}
-    mark = "    " + through.MARK.format(number=7)
-    assert changed == text.replace("    return LONG", f"{mark}\n    return LONG")
+    told = kept(tmp_path, {"a.py": text}, {})
+    assert told.number("a.py", text, text.index("2")) == [told.numbers["a.py", 5]]
 
 
-def test_in_c_the_function_around_a_place_has_the_mark():
+def test_in_c_the_braces_around_a_place_have_the_mark():
     text = (
-        "static int LONG = 1;\nint told(void);\nint one(int a,\n        int b) {\n  return 2;\n}\n"
+        "static int LONG = 1;\nint told(void);\nint one(int a,\n        int b) {\n"
+        "  if (a) {\n    b = 2;\n  }\n  struct s c = {\n    3};\n  return b;\n}\n"
     )
-    changed, numbers = through.marked_c(text, {7: text.index("2"), 8: text.index("1")})
-    assert numbers == {7}
-    assert changed.splitlines()[4] == f"        int b) {{ {through.C_MARK.format(number=7)}"
-    assert changed.splitlines()[0] == '#include "base/notes.h"'
+    assert through.c_block_of(text, text.index("1")) == 0
+    assert through.c_block_of(text, text.index("2")) == 5
+    assert through.c_block_of(text, text.index("3")) == 4
+    changed = through.marked_c(text, {4: 7, 5: 8}).splitlines()
+    assert changed[0] == '#include "base/notes.h"'
+    assert changed[4] == f"        int b) {{ {through.C_MARK.format(number=7)}"
+    assert changed[5] == f"  if (a) {{ {through.C_MARK.format(number=8)}"
 
 
-def test_what_was_noted_is_of_a_test_or_of_a_file(tmp_path):
-    notes = tmp_path / "notes"
-    assert through.passing(notes, ["a.py::one"]) == {}
-    notes.write_text(
-        "1\t(call)\ta.py::one\n1\t(setup)\tb.py::two\n1\t\t\n2\t(call)\tb.py::two\n"
-        "1\t(call)\tgone.py::three\n2\t(program)\ttests/c/test_tlsf.c\n"
-        "2\t(program)\ttests/c/gone.c\n"
+def kept(folder, texts, records):
+    """What a run told: of (phase, test) the marks that were passed."""
+    (folder / "texts.json").write_text(json.dumps(texts))
+    tests = {test: 0.1 for phase, test in records if phase == "call"}
+    (folder / "times.json").write_text(json.dumps(tests))
+    with (folder / "one.told").open("wb") as file:
+        for (phase, test), numbers in records.items():
+            seen = bytes(number in numbers for number in range(20))
+            pickle.dump((phase, test, zlib.compress(seen)), file)
+    return through.Told(folder)
+
+
+def test_what_was_told_is_of_a_test_or_of_a_file(tmp_path):
+    told = kept(
+        tmp_path,
+        {},
+        {
+            ("call", "a.py::one"): {1},
+            ("setup", "b.py::two"): {1},
+            ("call", "b.py::two"): {2},
+            ("import", "b.py"): {3},
+            ("import", "gone.py"): {3},
+            ("program", "tests/c/test_tlsf.c"): {2, 4},
+        },
     )
-    known = ["a.py::one", "b.py::two"]
-    assert through.passing(notes, known) == {
-        1: ({"a.py::one"}, {"b.py"}),
-        2: ({"b.py::two", "tests/c/test_tlsf.c"}, set()),
-    }
+    assert told.passing([[1], [2], [3], [1, 4], [5], []]) == [
+        ({"a.py::one"}, {"b.py"}),
+        ({"b.py::two", "tests/c/test_tlsf.c"}, set()),
+        (set(), {"b.py"}),
+        ({"a.py::one", "tests/c/test_tlsf.c"}, {"b.py"}),
+        (set(), set()),
+        (set(), set()),
+    ]
+
+
+def test_what_was_told_holds_for_a_text_that_was_changed_since(tmp_path):
+    old = "def f(x):\n    if x:\n        return 2\n    return 3\n"
+    told = kept(tmp_path, {"a.py": old}, {})
+    new = "import os\n\n\ndef f(x):\n    if x:\n        y = 9\n        return 2\n    return 3\n"
+    at = {line: told.numbers["a.py", line] for line in (2, 3, 4)}
+    assert [told.number("a.py", new, new.index(one)) for one in ("if x", "2", "3", "9")] == [
+        [at[2]], [at[3]], [at[4]], [at[3]],
+    ]  # fmt: skip
+    assert told.number("new.py", new, 0) == []
