@@ -289,11 +289,6 @@ def free(address: int) -> int:
     return int(_lib.shm_free(_cast("void *", address)))
 
 
-def usable_size(address: int) -> int:
-    """Bytes of the live block that starts at address, or 0."""
-    return int(_lib.shm_usable_size(_cast("void *", address)))
-
-
 def _as_dict(pointer: Any, kind: str) -> dict[str, int]:
     return {
         name: int(getattr(pointer, name))

@@ -210,13 +210,6 @@ class Layout:
             self._specs[spec] = found
         return found
 
-    def at(self, axis: int, placement: Placement) -> Layout:
-        """The same with another placement along one axis of the mesh, cut evenly where it was."""
-        placed = list(self.placements)
-        placed[axis] = placement
-        changed = {placement.code - 1, self.placements[axis].code - 1}
-        return Layout(self.mesh, placed, [cut for cut in self.cuts if cut[0] not in changed])
-
 
 def replicated(mesh: Mesh) -> Layout:
     """Whole, with each member."""

@@ -199,7 +199,7 @@ def layer_norm(
     """
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
     have = x.spec.shape
-    if not shape or have[len(have) - len(shape) :] != shape or len(shape) > len(have):
+    if not shape or have[len(have) - len(shape) :] != shape:
         raise ValueError(f"layer_norm: normalized_shape={shape} is not a suffix of {have}")
     if not is_float(x.spec.dtype):
         raise TypeError(f"layer_norm: the tensor is {x.spec.dtype.name}, and must be of floats")

@@ -111,10 +111,10 @@ class Accounting:
         self.pending += 1
         self.counters[served.pending] += 1
 
-    def leave(self, served: ServedModel, count: int = 1) -> None:
-        """So many requests are not pending any more."""
-        self.pending -= count
-        self.counters[served.pending] -= count
+    def leave(self, served: ServedModel) -> None:
+        """A request is not pending any more."""
+        self.pending -= 1
+        self.counters[served.pending] -= 1
 
     # ---- the end -----------------------------------------------------------------------------
 
