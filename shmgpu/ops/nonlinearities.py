@@ -25,7 +25,7 @@ from shmgpu.ops.elementwise import (
 from shmgpu.ops.graph import Node
 from shmgpu.ops.promotion import floats
 from shmgpu.ops.rules import axis_of
-from shmgpu.ops.shaping import chunk, reshape
+from shmgpu.ops.shaping import reshape, split
 from shmgpu.ops.transcendental import expm1
 
 # Klambauer et al., Self-Normalizing Neural Networks, 2017.
@@ -162,5 +162,6 @@ def glu(x: Node, dim: int = -1) -> Node:
     axis = axis_of(dim, len(x.spec.shape), "glu")
     if not x.spec.shape or x.spec.shape[axis] % 2:
         raise ValueError(f"glu: axis {dim} of {x.spec.shape} must have an even length")
-    first, second = chunk(x, 2, axis)
+    half = x.spec.shape[axis] // 2
+    first, second = split(x, [half, half], axis)
     return mul(first, sigmoid(second))

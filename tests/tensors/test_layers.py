@@ -256,6 +256,22 @@ def test_a_bilinear_layer_is_torchs(engine):
     ours, theirs = nn.Bilinear(4, 4, 3), torch.nn.Bilinear(4, 4, 3)
     ours.load_state_dict(theirs.state_dict())
     agree(ours, theirs, ROWS, SHARES)
+    left, right = np.ones((2, 5, 4), "float32"), np.full((2, 5, 4), 3, "float32")
+    agree(ours, theirs, left, right)  # with any leading axes
+
+
+@pytest.mark.parametrize("tracks", [True, False])
+def test_running_statistics_begin_anew_when_they_are_reset(engine, tracks):
+    layer = nn.BatchNorm1d(4, track_running_stats=tracks)
+    before = {name: np.array(one.data) for name, one in layer.state_dict().items()}
+    layer(gt.tensor(ROWS.astype("float32")))
+    changed = {
+        name for name, one in layer.state_dict().items() if not (one.data == before[name]).all()
+    }
+    assert changed == ({"running_mean", "running_var", "num_batches_tracked"} if tracks else set())
+    layer.reset_running_stats()
+    after = layer.state_dict()
+    assert all((one.data == before[name]).all() for name, one in after.items())
 
 
 def test_dropout_of_channels_drops_whole_ones(engine):
