@@ -9,6 +9,7 @@ import pytest
 from gangs.members import ask, torch_members
 
 import shmgpu
+from shmgpu import core
 from shmgpu.codec.arrays import ArraySpec
 from shmgpu.codec.dtypes import by_name, of_numpy
 
@@ -54,6 +55,18 @@ def reduced(arrays, reduction):
     if reduction == "mean":
         result = result / result.dtype.type(len(arrays))
     return result.astype(arrays[0].dtype)
+
+
+def test_what_can_be_asked_for_has_a_name_and_how_many_there_are_has_none():
+    assert set(core.REDUCTIONS) == {"sum", "mean", "max", "min", "prod"}
+    assert set(core.COLLECTIVES) == {
+        *("barrier", "all_reduce", "all_gather", "reduce_scatter", "all_to_all"),
+        *("broadcast", "scatter", "gather", "send", "recv"),
+    }
+    assert set(core.COLLECTIVE_DTYPES) == {
+        *("bytes", "float16", "bfloat16", "float32", "float64"),
+        *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    }
 
 
 def test_each_member_knows_its_rank_and_runs_in_a_process_of_its_own():

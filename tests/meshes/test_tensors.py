@@ -88,7 +88,7 @@ def test_what_is_recorded_beside_a_mesh_and_never_meets_it_stays_off_it(two):
     assert (x * fed).sum().item() == 56
     assert fed_and_beside.placements == fed.placements == (Replicate(),)
     with pytest.raises(AttributeError, match="on no mesh"):
-        beside.placements  # noqa: B018 - it is asked
+        beside.placements
     assert beside.tolist() == [2, 2, 2] and fed_and_beside.sum().item() == 24
 
 

@@ -68,7 +68,8 @@ COMPUTED = {
 ANY_ORDER = {
     *("suppress", "max", "min", "gcd", "lcm", "hypot", "maximum", "minimum", "fmax", "fmin"),
     *("array_equal", "logical_and", "logical_or", "samefile", "broadcast_shapes", "result_type"),
-    *("eq", "ne", "isclose", "allclose"),
+    *("eq", "ne", "isclose", "allclose", "add", "mul", "multiply", "equal", "not_equal"),
+    *("bitwise_and", "bitwise_or", "bitwise_xor", "logical_xor"),
 }
 
 
@@ -263,6 +264,7 @@ C_SWAPS = [
     (r"(?<= )-(?= )", "+"), (r"\+\+", "--"), (r"\+=", "-="), (r"-=", "+="),
     (r"(?<= )&(?= )", "|"), (r"(?<= )\|(?= )", "&"), (r"<<", ">>"), (r">>", "<<"),
 ]  # fmt: skip
+C_DIFFERENCE = re.compile(r"([\w.>-]+) (>) ([\w.>-]+) \? \1 - \3 : 0\b")  # the same for equal ones
 C_NUMBER = re.compile(r"(?<![\w.\"])(\d+)(?![\w.\"])")
 C_STATEMENT = re.compile(r"(?m)^( +)((?:[a-z_][\w.>\[\]-]*(?:\(|\s*[-+|&]?=(?!=)|\+\+|--)).*;) *$")
 C_FUNCTION = re.compile(r"(?m)^[a-z_][\w *]*?\b(\w+)\([^;]*$")
@@ -287,8 +289,11 @@ def of_c(file: str, text: str) -> Iterator[Mutation]:
         inside = next((name for at, name in reversed(functions) if at <= start), "")
         return Mutation(file, start, end, new, what, inside)
 
+    differences = {found.start(2) for found in C_DIFFERENCE.finditer(code)}
     for pattern, new in C_SWAPS:
         for found in re.finditer(pattern, code):
+            if new == ">=" and found.start() in differences:
+                continue
             yield made(found.start(), found.end(), new, "operator")
     for found in C_NUMBER.finditer(code):
         # 1 is mostly a truth, and so becomes none: 2 would be as good.

@@ -88,6 +88,25 @@ def test_every_answer_is_one_that_is_described(operation, allowing):
     assert allowing.is_ready()
 
 
+@pytest.mark.parametrize(
+    ("path", "statuses"),
+    [
+        ("/v2/models/{name}/infer", {400, 401, 404, 405, 408, 413, 415, 431, 503}),
+        ("/v2/health/ready", {400, 401, 404, 405, 408, 413, 431}),
+        ("/v2/systemsharedmemory/region/{name}/register", {403, 409}),
+        ("/v2/systemsharedmemory/region/{name}/unregister", {403}),
+        ("/v2/cudasharedmemory/region/{name}/register", {501}),
+        ("/v2/models/{name}/generate_stream", {503}),
+        ("/v2/repository/models/{name}/load", {503}),
+        ("/v2/repository/models/{name}/unload", {503}),
+    ],
+)
+def test_refusals_that_other_tests_provoke_are_described(path, statuses):
+    (operation,) = [one for method, one in DESCRIBED["paths"][path].items() if method != "head"]
+    described = {int(status) for status in operation["responses"]}
+    assert statuses <= described <= {200, 400, 401, 404, 405, 408, 413, 431, *statuses}
+
+
 @pytest.mark.parametrize("path", DESCRIBED["paths"])
 def test_a_method_that_a_path_does_not_have_is_405_and_is_told_those_that_it_has(path, allowing):
     filled = path.replace("{name}", "scale").replace("{version}", "1")

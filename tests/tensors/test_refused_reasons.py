@@ -279,6 +279,17 @@ CALLS = {
         [{"mode": "triangular2"}, {"mode": "own", "scale_fn": lambda x: x}],
         [{"mode": "own"}],
     ),
+    "what is of numbers": (
+        lambda n: n(gt.tensor([True])),
+        [lambda: lambda x: ~x, lambda: lambda x: x & x, lambda: lambda x: x + x],
+        [
+            lambda: lambda x: x - x, lambda: lambda x: -x, lambda: lambda x: x << x,
+            lambda: lambda x: x >> x, lambda: lambda x: x // x, lambda: lambda x: x % x,
+            lambda: abs,
+            lambda: lambda x: x**x,
+            lambda: gt.relu,
+        ],
+    ),
     "the state of a generator": (
         lambda n: gt.Generator().set_state(n), [], [(1,), (1, 2, 3), (1.5, 2), ("a", 2)],
     ),

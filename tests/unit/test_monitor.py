@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
+from shmgpu import core
 from shmgpu.cli import main as cli
 from shmgpu.errors import NotRunning, ShmError
-from shmgpu.watch import monitor, tables, top
+from shmgpu.watch import monitor, tables, top, trace
 
 SEALED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
@@ -175,6 +177,108 @@ def test_rows_without_a_value_sort_last_in_either_direction():
     rows = [{"x": None}, {"x": 1}, {"x": 3}, {"x": 2}]
     assert [row["x"] for row in table.arrange(rows)] == [3, 2, 1, None]
     assert [row["x"] for row in table.arrange(rows, reverse=True)] == [1, 2, 3, None]
+
+
+class Watched(monitor.Monitor):
+    """A broker whose counters and whose clock are what a test says."""
+
+    def __init__(self, monkeypatch):
+        self.pid, self.command = os.getpid(), "python x.py"
+        self._path, self._file, self._counters = "", (0, 0), None
+        self._models, self._names, self._last, self._last_ns = {}, {7: "add"}, None, 0
+        self._next_record = 0
+        self.now_ns, self.records = 0, np.zeros(0, monitor.RECORD)
+        self.counts = {"answered": 0, "busy_ns": 0}
+        monkeypatch.setattr(monitor.time, "monotonic_ns", lambda: self.now_ns)
+        monkeypatch.setattr(monitor, "stats", self._stats)
+        monkeypatch.setattr(monitor.core, "read_trace_bytes", self._read)
+
+    def _stats(self):
+        answered = self.counts["answered"]
+        child = {"state": 1, "submitted": answered + 3, "answered": answered, "dropped": 1}
+        helper = {"state": 2, "busy_ns": self.counts["busy_ns"], "collective_wait_ns": 0}
+        broker = {"started_ns": 10**9, "trace_written": self.written, "answered": answered}
+        return {
+            "broker": broker,
+            "children": [child, {**child, "state": 0}],
+            "helpers": [helper],
+            "bytes": {},
+            "mean_batch": 1.0,
+        }
+
+    def _read(self, first, limit):
+        self.asked = first, limit
+        return first + limit, self.records[len(self.records) - limit :].tobytes()
+
+    @property
+    def written(self):
+        return self._next_record + len(self.records)
+
+
+def test_rates_are_of_the_time_since_the_last_sample_and_at_first_since_the_start(monkeypatch):
+    watched = Watched(monkeypatch)
+    watched.now_ns, watched.counts = 5 * 10**9, {"answered": 8, "busy_ns": 10**9}
+    first = watched.sample()
+    assert (first["interval_s"], first["uptime_s"]) == (4.0, 4.0)
+    assert first["rates"]["answered"] == first["children"][0]["rates"]["answered"] == 2.0
+    assert first["helpers"][0]["busy"] == 0.25
+    watched.now_ns, watched.counts = 7 * 10**9, {"answered": 9, "busy_ns": 4 * 10**9}
+    second = watched.sample()
+    assert (second["interval_s"], second["uptime_s"]) == (2.0, 6.0)
+    assert second["rates"]["answered"] == second["children"][0]["rates"]["answered"] == 0.5
+    assert second["helpers"][0]["busy"] == 1.0, "a long call counts when it ends"
+    third = watched.sample()  # within the same nanosecond
+    assert third["interval_s"] > 0 and third["rates"]["answered"] == 0.0
+
+
+def test_what_is_out_is_counted_of_children_that_are_there(monkeypatch):
+    children = Watched(monkeypatch).sample()["children"]
+    assert [one["outstanding"] for one in children] == [2, 0]
+    assert [one["child"] for one in children] == [0, 1]
+
+
+def call(helper=0, function=7, batch=1, queued=1000, handed=3000, units=(0, 2), **more):
+    one = np.zeros(1, monitor.RECORD)
+    one["helper"], one["function"], one["batch"] = helper, function, batch
+    one["queued_ns"], one["handed_ns"] = queued, handed
+    one["started_units"], one["finished_units"] = units
+    for name, value in more.items():
+        one[name] = value
+    return one
+
+
+def test_calls_are_told_by_function_from_the_trace(monkeypatch):
+    watched = Watched(monkeypatch)
+    watched.now_ns = 3 * 10**9
+    watched.records = np.concatenate([
+        call(), call(batch=2, status=1), call(batch=2), call(function=9, helper=1),
+        call(function=9, helper=core.NO_HELPER, handed=0),
+        *(call(function=8, helper=h, members=6) for h in (1, 2)),  # one call of two helpers
+    ])  # fmt: skip
+    monkeypatch.setattr(monitor.core, "function_names", lambda: {7: "add", 8: "all"})
+    told = {one["name"]: one for one in watched.sample()["functions"]}
+    assert list(told) == ["add", "a function of C", "all"], "the most called first"
+    assert (told["add"]["calls"], told["add"]["failed"], told["add"]["calls_per_s"]) == (3, 1, 1.5)
+    assert told["add"]["calls_per_run"] == 1.5
+    assert (told["add"]["queued_p50_us"], told["add"]["queued_p99_us"]) == (2.0, 2.0)
+    assert told["add"]["service_p50_us"] == 2 * trace.UNIT_NS / 1e3
+    assert told["a function of C"]["calls"] == 2
+    assert told["all"]["calls"] == 1
+
+
+def test_of_more_calls_than_are_read_each_stands_for_several(monkeypatch):
+    watched = Watched(monkeypatch)
+    watched.now_ns = 2 * 10**9
+    monkeypatch.setattr(monitor, "MOST_RECORDS", 2)
+    watched.records = np.concatenate([call()] * 6)
+    (told,) = watched.sample()["functions"]
+    assert watched.asked == (4, 2)
+    assert (told["calls"], told["calls_per_s"]) == (6, 6.0)
+    watched.records = np.concatenate([call()] * 2)
+    watched.now_ns = 4 * 10**9
+    (told,) = watched.sample()["functions"]
+    assert watched.asked == (6, 2), "from where the last sample ended"
+    assert (told["calls"], told["calls_per_s"]) == (2, 1.0)
 
 
 def test_a_counter_that_begins_anew_has_no_negative_rate():

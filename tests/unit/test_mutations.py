@@ -114,10 +114,18 @@ def test_what_python_becomes_is_still_python():
 def test_what_is_the_same_in_any_order_is_not_swapped():
     assert [one.what for one in mutations.of("a.py", "x = max(y, z)")] == []
     assert [one.what for one in mutations.of("a.py", "x = ROWS['eq'](y, z)")] == []
+    assert [one.what for one in mutations.of("a.py", "x = mul(y, z)")] == []
     assert [one.what for one in mutations.of("a.py", "x = pow(y, z)")] == ["arguments swapped"]
     assert [one.what for one in mutations.of("a.py", "x = ROWS['pow'](y, z)")] == [
         "arguments swapped"
     ]
+
+
+def test_a_difference_that_is_at_least_0_is_the_same_for_equal_numbers():
+    line = "static int f(int a, int b) {\n  return %s;\n}\n"
+    found = [one.new for one in mutations.of("a.c", line % "a->n > b ? a->n - b : 0")]
+    assert ">=" not in found and "+" in found
+    assert ">=" in [one.new for one in mutations.of("a.c", line % "a > b ? a : 0")]
 
 
 def test_another_word_for_no_and_for_none_is_no_change():
