@@ -48,6 +48,21 @@ def python_files() -> list[pathlib.Path]:
     return sorted(PACKAGE.rglob("*.py"))
 
 
+@functools.cache
+def nodes_of(path: pathlib.Path) -> list[ast.AST]:
+    """All that a file has, of the kinds that are asked for here: it is read by several tests."""
+    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    kinds = (ast.Import, ast.ImportFrom, ast.Call, ast.Constant)
+    return [node for node in ast.walk(tree) if isinstance(node, kinds)]
+
+
+def is_import(call: ast.Call) -> bool:
+    """Whether a function that imports is called there."""
+    function = call.func
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    return name in ("import_module", "__import__")
+
+
 def python_module(path: pathlib.Path) -> str:
     return path.relative_to(PACKAGE).with_suffix("").as_posix()
 
@@ -66,12 +81,12 @@ def c_uses(path: pathlib.Path) -> list[tuple[int, str]]:
     return found
 
 
+@functools.cache
 def python_uses(path: pathlib.Path) -> list[tuple[int, str]]:
     """Line and file of every import of this package, lazily and by ``importlib``, too."""
     found = []
-    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
     inside = path.relative_to(PACKAGE).parts[:-1]
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -80,10 +95,7 @@ def python_uses(path: pathlib.Path) -> list[tuple[int, str]]:
                 kept = ("shmgpu", *inside)[: len(inside) + 2 - node.level]
                 base = ".".join([*kept, *([node.module] if node.module else [])])
             names = [f"{base}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in (
-            "import_module",
-            "__import__",
-        ):
+        elif isinstance(node, ast.Call) and is_import(node):
             first = node.args[0] if node.args else None
             names = [str(first.value)] if isinstance(first, ast.Constant) else []
         else:
@@ -94,10 +106,11 @@ def python_uses(path: pathlib.Path) -> list[tuple[int, str]]:
     return found
 
 
+@functools.cache
 def named_bodies(path: pathlib.Path) -> list[tuple[int, str, str]]:
     """Line, file and name of every body that helpers find by its name, ``"shmgpu.module:body"``."""
     found = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+    for node in nodes_of(path):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             named = re.fullmatch(r"(shmgpu(?:\.\w+)+):(\w+)", node.value)
             if named:
@@ -105,14 +118,10 @@ def named_bodies(path: pathlib.Path) -> list[tuple[int, str, str]]:
     return found
 
 
+@functools.cache
 def imports_by_name(path: pathlib.Path) -> bool:
     """Whether it imports what is not written out there."""
-    calls = [
-        node
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path)))
-        if isinstance(node, ast.Call)
-        and ast.unparse(node.func).rpartition(".")[2] in ("import_module", "__import__")
-    ]
+    calls = [node for node in nodes_of(path) if isinstance(node, ast.Call) and is_import(node)]
     return any(not call.args or not isinstance(call.args[0], ast.Constant) for call in calls)
 
 
