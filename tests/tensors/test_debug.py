@@ -73,6 +73,10 @@ def test_operations_run_where_the_bytes_lie_and_a_move_comes_first(pair):
     [move] = [row for row in queue if row["kind"] == "MOVE"]
     assert move["source"] != move["helper"] and move["nbytes"] == 3600
     ran = next(row for row in queue if row["call"].startswith("matmul"))
+    assert {row["source"] for row in queue if row["kind"] != "MOVE"} == {-1}
+    assert all(row["handle"] > 0 for row in queue if row["kind"] == "KEEP")
+    assert {row["handle"] for row in queue if row["kind"] in ("RUN", "READ")} == {0}, "none yet"
+    assert {row["inputs"] for row in queue if row["kind"] != "RUN"} == {()}
     assert ran["helper"] == move["helper"] and set(ran["inputs"]) == {left.id, right.id}
     assert queue.index(move) < queue.index(ran)
     assert debug.verify() == 5  # two made, two multiplied, one product

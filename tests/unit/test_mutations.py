@@ -135,6 +135,10 @@ def test_another_word_for_no_and_for_none_is_no_change():
     assert {one.new for one in mutations.of("a.py", "x = -2")} == {"(2)", "3"}
 
 
+def test_words_for_readers_are_not_changed():
+    assert mutations.of("a.py", "f.__doc__ = about(f, 2)\n") == []
+
+
 def test_an_assertion_is_not_changed():
     found = mutations.of("a.py", "rows = zip(a, b, strict=True)\nsum(c, start=1)\n")
     assert {one.new for one in found} == {"zip(b, a, strict=True)", "2", "pass"}
