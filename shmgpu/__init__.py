@@ -90,7 +90,7 @@ Tensors, computed by helpers, in PyTorch's spelling:
     is_tensor       whether something is a tensor
     numel           the number of elements
     grad            gradients of outputs with respect to inputs
-    no_grad         a context in which nothing is recorded for gradients
+    no_grad         a context in which nothing is recorded for gradients; also inference_mode
     enable_grad     a context that records again; also set_grad_enabled
     is_grad_enabled  whether this thread records for gradients
     manual_seed     seed the random numbers; also seed
@@ -109,7 +109,7 @@ Tensors, computed by helpers, in PyTorch's spelling:
     linalg          norms
     array_api       the Python array API standard, over tensors
     distributed     many helpers as one device: meshes, tensors in pieces, forms of parallelism
-    amp             mixed precision: ``autocast`` and ``GradScaler``
+    amp             mixed precision, with ``GradScaler``; also autocast
     checkpoint      call a function, and compute it again for its gradients
     compile         the function itself: every step is compiled as it is
     save            tensors, however they are nested, into a file of safetensors
@@ -137,7 +137,10 @@ Operations are functions and methods of tensors:
     diagonal diag take_along_dim index_add index_copy index_fill scatter diff reshape absolute
     clip trunc fmod log2 log10 tan sinh cosh logaddexp logical_xor lerp addcmul addcdiv
     nan_to_num isclose count_nonzero norm cosine_similarity cdist var_mean std_mean aminmax median
-    quantile trace
+    quantile trace split_with_sizes tensor_split hsplit vsplit flipud fliplr rot90 diag_embed
+    select_scatter slice_scatter clamp_min clamp_max exp2 fix sgn frac deg2rad rad2deg logit sinc
+    xlogy fmax fmin float_power isposinf isneginf nansum nanmean dist kthvalue inner vdot kron cross
+    matrix_power isin ger
     concatenate divide greater greater_equal less less_equal moveaxis multiply negative
     not_equal subtract swapdims true_divide
 
@@ -251,7 +254,8 @@ _TENSOR_NAMES = {
         "meshgrid multinomial nonzero normal numel randint randperm unique",
         "tensors.devices": "device",
         "tensors.generators": "Generator get_rng_state initial_seed seed set_rng_state",
-        "tensors.grad_mode": "enable_grad is_grad_enabled no_grad set_grad_enabled",
+        "tensors.grad_mode": "enable_grad inference_mode is_grad_enabled no_grad set_grad_enabled",
+        "amp": "autocast",
         "optim": "SGD Adam AdamW",
         "saving": "load save",
         "tensors.recomputing": "checkpoint compile",

@@ -210,6 +210,7 @@ ops/normalising                     any
 ops/windows                         any
 ops/ordering                        any
 ops/formulas                        any
+ops/short_formulas                  any
 ops/nonlinearities                  any
 ops/batch_normalising               any
 ops/signals                         any

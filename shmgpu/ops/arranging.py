@@ -11,15 +11,18 @@ from collections.abc import Sequence
 from shmgpu.ops import rules
 from shmgpu.ops.brackets import getitem, setitem
 from shmgpu.ops.creation import arange, full
-from shmgpu.ops.elementwise import mul, ne, sub
+from shmgpu.ops.elementwise import eq, mul, ne, sub, where
 from shmgpu.ops.graph import Node
 from shmgpu.ops.indexing import gather, scatter_add
 from shmgpu.ops.promotion import bool_, int64
 from shmgpu.ops.shaping import (
     cat,
+    flip,
+    movedim,
     narrow,
     permute,
     reshape,
+    split,
     squeeze,
     take_slices,
     transpose,
@@ -211,3 +214,101 @@ def diff(
         behind = narrow(x, axis, 0, max(have - 1, 0))
         x = ne(ahead, behind) if x.spec.dtype is bool_ else sub(ahead, behind)
     return x
+
+
+def split_with_sizes(x: Node, split_sizes: Sequence[int], dim: int = 0) -> tuple[Node, ...]:
+    """As :func:`shmgpu.split`, into parts of these sizes."""
+    return split(x, tuple(split_sizes), dim)
+
+
+def tensor_split(
+    x: Node, indices_or_sections: int | Sequence[int], dim: int = 0
+) -> tuple[Node, ...]:
+    """So many parts along an axis, lengths differing by 1 at most; or parted before these places.
+
+    Raises:
+        ValueError: the tensor has no axes, or there is to be no part.
+    """
+    if not x.spec.shape:
+        raise ValueError("tensor_split: a tensor without axes has no parts")
+    axis = rules.axis_of(dim, len(x.spec.shape), "tensor_split")
+    length = x.spec.shape[axis]
+    if isinstance(indices_or_sections, Sequence):
+        ends = [slice(end).indices(length)[1] for end in indices_or_sections]
+    else:
+        count = indices_or_sections
+        if count < 1:
+            raise ValueError(f"tensor_split: {count} parts: give 1 or more")
+        ends = [at * (length // count) + min(at, length % count) for at in range(1, count)]
+    starts, ends = [0, *ends], [*ends, length]
+    return tuple([narrow(x, axis, a, max(b - a, 0)) for a, b in zip(starts, ends, strict=True)])
+
+
+def _cut(name: str, x: Node, parts: int | Sequence[int], axis: int) -> tuple[Node, ...]:
+    if len(x.spec.shape) <= axis:
+        raise ValueError(f"{name}: {x.spec.shape} has no axis {axis}")
+    if isinstance(parts, int) and (parts < 1 or x.spec.shape[axis] % parts):
+        raise ValueError(f"{name}: {x.spec.shape[axis]} of axis {axis} are not {parts} equal parts")
+    return tensor_split(x, parts, axis)
+
+
+def hsplit(x: Node, indices_or_sections: int | Sequence[int]) -> tuple[Node, ...]:
+    """Equal parts along the second axis (of a vector, the first), or parted before these places."""
+    return _cut("hsplit", x, indices_or_sections, 0 if len(x.spec.shape) == 1 else 1)
+
+
+def vsplit(x: Node, indices_or_sections: int | Sequence[int]) -> tuple[Node, ...]:
+    """Equal parts along the first of two axes or more, or parted before these places."""
+    if len(x.spec.shape) < 2:
+        raise ValueError(f"vsplit: {x.spec.shape} must have two axes")
+    return _cut("vsplit", x, indices_or_sections, 0)
+
+
+def flipud(x: Node) -> Node:
+    """With the order of the first axis turned round."""
+    return flip(x, (0,))
+
+
+def fliplr(x: Node) -> Node:
+    """With the order of the second axis turned round."""
+    return flip(x, (1,))
+
+
+def rot90(x: Node, k: int = 1, dims: Sequence[int] = (0, 1)) -> Node:
+    """Turned by ``k`` quarters, from the first of two axes towards the second."""
+    one, two = dims
+    turned = {0: (), 1: (two,), 2: (one, two), 3: (one,)}[k % 4]
+    x = flip(x, turned)
+    return transpose(x, one, two) if k % 2 else x
+
+
+def diag_embed(x: Node, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Node:
+    """Matrices in two new axes with the last axis on their diagonal, zeros elsewhere."""
+    *rest, length = x.spec.shape
+    size = length + abs(offset)
+    ends = [full((*rest, abs(offset)), 0, x.spec.dtype)] if offset else []
+    values = cat([x, *ends], -1)  # each stands in the row, or the column, of its number
+    values = unsqueeze(values, -1 if offset >= 0 else -2)
+    rows, columns = (reshape(arange(0, 1, size, int64), at) for at in ((size, 1), (1, size)))
+    made = where(eq(sub(columns, rows), offset), values, full((), 0, x.spec.dtype))
+    return movedim(made, (-2, -1), (dim1, dim2))
+
+
+def select_scatter(x: Node, src: Node, dim: int, index: int) -> Node:
+    """X with ``src`` in place of what :func:`shmgpu.select` gives."""
+    axis = rules.axis_of(dim, len(x.spec.shape), "select_scatter")
+    places: list[int | slice] = [slice(None)] * axis
+    return setitem(x, (*places, index), src)
+
+
+def slice_scatter(
+    x: Node,
+    src: Node,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Node:
+    """X with ``src`` in place of a slice along an axis."""
+    axis = rules.axis_of(dim, len(x.spec.shape), "slice_scatter")
+    return setitem(x, (*[slice(None)] * axis, slice(start, end, step)), src)

@@ -100,6 +100,17 @@ def enable_grad(function: F | None = None) -> Any:
     return GradContext(True) if function is None else GradContext(True)(function)
 
 
+def inference_mode(mode: Any = True) -> Any:
+    """As :func:`no_grad`: nothing is recorded for gradients; also a decorator, with or without ().
+
+    Args:
+        mode: False changes nothing.
+    """
+    if callable(mode):
+        return GradContext(False)(mode)
+    return GradContext(False if mode else grad_mode.enabled)
+
+
 class set_grad_enabled(GradContext):
     """Record for gradients from now on, in this thread, or not; as a context, until its end.
 

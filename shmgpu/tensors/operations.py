@@ -33,6 +33,7 @@ from shmgpu.ops import (
     rearranging,
     reductions,
     shaping,
+    short_formulas,
     stretching,
     transcendental,
     windows,
@@ -49,7 +50,8 @@ _ALIASES = {"axis": "dim", "keepdims": "keepdim"}  # NumPy's names, which PyTorc
 # other.
 _VIEWS = frozenset(
     "permute transpose unsqueeze squeeze flatten narrow split chunk movedim unbind "
-    "ravel unflatten select swapaxes broadcast_to diagonal".split()
+    "ravel unflatten select swapaxes broadcast_to diagonal split_with_sizes tensor_split hsplit "
+    "vsplit".split()
 )
 # Operations that return their first argument if there is nothing to do.
 _ITSELF = frozenset(["dropout"])
@@ -174,14 +176,20 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         (formulas, "addcmul addcdiv nan_to_num isclose count_nonzero norm"),
         (distances, "cosine_similarity cdist"),
         (formulas, "var_mean std_mean aminmax median quantile trace"),
+        (arranging, "split_with_sizes tensor_split hsplit vsplit flipud fliplr rot90 diag_embed"),
+        (arranging, "select_scatter slice_scatter"),
+        (short_formulas, "clamp_min clamp_max exp2 fix sgn frac deg2rad rad2deg logit sinc xlogy"),
+        (short_formulas, "fmax fmin float_power isposinf isneginf nansum nanmean dist kthvalue"),
+        (short_formulas, "inner vdot kron cross matrix_power isin"),
     )
     for name in names.split()
 }
 
 # The same by other names, which PyTorch and NumPy have, too.
 ALSO = {
-    "concatenate": "concat", "divide": "div", "greater": "gt", "greater_equal": "ge", "less": "lt",
-    "less_equal": "le", "moveaxis": "movedim", "multiply": "mul", "negative": "neg",
+    "concatenate": "concat", "divide": "div", "ger": "outer", "greater": "gt",
+    "greater_equal": "ge", "less": "lt", "less_equal": "le", "moveaxis": "movedim",
+    "multiply": "mul", "negative": "neg",
     "not_equal": "ne", "subtract": "sub", "swapdims": "swapaxes", "true_divide": "div",
 }  # fmt: skip
 FUNCTIONS |= {name: FUNCTIONS[of] for name, of in ALSO.items()}

@@ -62,7 +62,7 @@ _NOT_METHODS = {
     "mse_loss", "l1_loss", "nll_loss", "cross_entropy", "binary_cross_entropy",
     "binary_cross_entropy_with_logits", "pad", "one_hot", "einsum", "concat", "vstack", "hstack",
     "cdist", "cosine_similarity", "reshape", "tile", "searchsorted", "bucketize", "to",
-    "concatenate", "std_mean", "var_mean",
+    "concatenate", "std_mean", "var_mean", "isin",
 }  # fmt: skip
 _OPERATORS = {
     "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "pow": "pow", "mod": "remainder",
@@ -108,10 +108,14 @@ def _in_place(name: str) -> Callable[..., Any]:
 
 # Those that have a form in place, with an underscore.
 _CHANGING = (
-    "abs acos addcdiv addcmul asin atan ceil clamp clip copysign exp expm1 floor "
-    "floor_divide index_add index_copy index_fill lerp log log1p masked_fill neg pow "
-    "reciprocal relu remainder round rsqrt scatter scatter_add sigmoid sign sqrt square tanh "
-    "tril triu trunc"
+    "abs absolute acos acosh addcdiv addcmul addmm addmv arccos arcsin arctan asin asinh atan "
+    "atan2 atanh baddbmm bitwise_and bitwise_not bitwise_or bitwise_xor ceil clamp clamp_max "
+    "clamp_min clip copysign cos cosh cumprod cumsum deg2rad divide eq erf exp exp2 expm1 fix "
+    "float_power floor floor_divide fmod frac ge gt hypot index_add index_copy index_fill le "
+    "lerp log log10 log1p log2 logical_and logical_not logical_or logical_xor logit lt "
+    "masked_fill multiply nan_to_num ne neg negative nextafter pow rad2deg reciprocal relu "
+    "remainder round rsqrt scatter scatter_add sgn sigmoid sign sin sinc sinh sqrt square "
+    "subtract tan tanh tril triu true_divide trunc xlogy"
 )
 
 

@@ -20,6 +20,7 @@ SQUARE = RNG.uniform(-1, 1, (2, 4, 4))
 INTS = np.array([[3, 0, -5, 0], [7, 2, 0, 1], [0, 0, 4, 4]])
 ZEROS = np.array([[2.0, 0.0, 3.0, 0.0, 1.5], [0.0, -1.0, 2.0, 0.5, 0.0], [1.0, -2.0, 3.0, 0.5, 7]])
 PLACES = np.array([2, 0])
+SPECIAL = np.array([0.0, -0.0, math.nan, math.inf, -math.inf, 1.5, -2.5, 3.0])
 
 CASES = {
     "mm": (lambda f, a, b: f.mm(a, b.T), A, B),
@@ -156,6 +157,79 @@ CASES = {
         ).detach(),
         A.astype("float32"),
     ),
+    **{
+        f"{name}, short": (lambda f, a, name=name: getattr(f, name)(a) + getattr(a, name)(), A)
+        for name in "exp2 frac deg2rad rad2deg sinc nansum nanmean".split()
+    },
+    **{
+        f"{name} of special numbers": (
+            lambda f, a, name=name: getattr(f, name)(a).detach(),
+            SPECIAL,
+        )
+        for name in "exp2 fix sgn frac sinc isposinf isneginf nansum nanmean logit".split()
+    },
+    **{
+        f"{name} of whole numbers": (lambda f, a, name=name: getattr(f, name)(a), INTS)
+        for name in "fix sgn isposinf isneginf nansum".split()
+    },
+    "logit": (lambda f, a: f.logit(a.abs() / 3, 0.1) + (a.abs() / 3).logit(), A),
+    **{
+        f"{name} of two": (lambda f, a, b, name=name: getattr(f, name)(a, b.abs()), A, B)
+        for name in "fmax fmin xlogy".split()
+    },
+    **{
+        f"{name} of special numbers": (
+            lambda f, a, name=name: getattr(f, name)(a, f.roll(a, 3)).detach(),
+            SPECIAL,
+        )
+        for name in "fmax fmin xlogy".split()
+    },
+    "fmax of ties": (lambda f, a, b: f.fmax(a, b) * 2 + f.fmin(a, b), A, A[:1]),
+    "xlogy of zeros": (lambda f, a: f.xlogy(a, a.detach().abs() + 0.5) + a.xlogy(2.0), ZEROS),
+    "float_power": (lambda f, a: f.float_power(a.abs(), 2.5), A),
+    "float_power of whole numbers": (lambda f, a: f.float_power(a, 2) + f.float_power(2, a), INTS),
+    "clamped on one side": (lambda f, a, b: f.clamp_min(a, 0.1) + a.clamp_max(b), A, B),
+    "nansum of an axis": (lambda f, a: f.nansum(f.where(a > 1, math.nan, a), 1, True), A),
+    "nansum in a type": (lambda f, a: a.nansum(0, dtype=f.float32), INTS),
+    "nanmean of an axis": (lambda f, a: f.nanmean(f.where(a > 1, math.nan, a), 1, True), A),
+    "nanmean in a type": (lambda f, a: a.nanmean(0, dtype=f.float64).detach(), A.astype("f4")),
+    **{f"dist {p}": (lambda f, a, b, p=p: f.dist(a, b, p), A, B) for p in (1, 2, 3, math.inf)},
+    "kthvalue": (lambda f, a: f.kthvalue(a, 2)[0] + a.kthvalue(4, -1)[0], A),
+    "kthvalue, where": (lambda f, a: f.kthvalue(a, 3, 0, keepdim=True)[1], A),
+    "inner": (lambda f, a, b: f.inner(a, b) * f.inner(a[0], b[1]) + a.inner(b[1]).sum(), A, B),
+    "inner of a number": (lambda f, a: f.inner(a, a.sum()), A),
+    "vdot": (lambda f, a, b: f.vdot(a, b) + a.vdot(b), V, V[::-1].copy()),
+    "ger": (lambda f, a, b: f.ger(a, b), V, W),
+    "kron": (lambda f, a, b: f.kron(a, b) + f.kron(a[None], b)[0], A, B),
+    "kron of a vector": (lambda f, a, b: f.kron(a, b), V, B),
+    "cross": (lambda f, a, b: f.cross(a, b) + a.cross(b, dim=0), A, B),
+    "cross of one": (lambda f, a, b: f.cross(a.T, b[:, :1].T, -1), A, B),
+    **{f"matrix_power {n}": (lambda f, a, n=n: f.matrix_power(a, n), SQUARE) for n in (1, 2, 5)},
+    "matrix_power 0": (lambda f, a: a.matrix_power(0).detach(), SQUARE),
+    "isin": (lambda f, a: f.isin(a, f.tensor([[0], [4]])), INTS),
+    "isin, invert": (lambda f, a: f.isin(a, f.tensor([0, 4]), invert=True), INTS),
+    "split_with_sizes": (lambda f, a: f.split_with_sizes(a, [1, 3], dim=1)[1], A),
+    **{
+        f"tensor_split {parts}": (
+            lambda f, a, parts=parts: f.cat(
+                [p * n for n, p in enumerate(f.tensor_split(a, parts, 1))]
+            ),
+            np.repeat(A, 3, 0).T,
+        )
+        for parts in (1, 3)
+    },
+    "tensor_split before": (lambda f, a: f.cat([*a.tensor_split([2, -1, 9]), a[:1]], 0), A),
+    "hsplit": (lambda f, a: f.hsplit(a, 2)[1] + a.hsplit([2])[1] + a[0].hsplit(2)[0], A),
+    "vsplit": (lambda f, a: f.vsplit(a, 3)[1] + a.vsplit([1, 2])[2], A),
+    "turned round": (lambda f, a: f.flipud(a) + f.fliplr(a) * 2 + a.flipud().fliplr(), A),
+    **{f"rot90 {k}": (lambda f, a, k=k: f.rot90(a, k), A) for k in (-1, 1, 2, 4)},
+    "rot90 of axes": (lambda f, a: f.rot90(a, dims=[2, 0]), BATCH),
+    **{f"diag_embed {n}": (lambda f, a, n=n: f.diag_embed(a, n), A) for n in (-2, 0, 1)},
+    "diag_embed of axes": (lambda f, a: f.diag_embed(a, offset=1, dim1=0, dim2=2), A),
+    "diag_embed of whole numbers": (lambda f, a: f.diag_embed(a, -1), INTS),
+    "select_scatter": (lambda f, a, b: f.select_scatter(a, b[:, 0], 1, -1), A, B),
+    "slice_scatter": (lambda f, a, b: f.slice_scatter(a, b[:2], start=1) + a, A, B),
+    "slice_scatter, steps": (lambda f, a, b: a.slice_scatter(b[:, :2], 1, 0, 4, step=2), A, B),
     "diagonal by names": (lambda f, a: f.diagonal(a, offset=1, dim1=2, dim2=0), BATCH),
     "flatten by names": (lambda f, a: f.flatten(a, start_dim=1, end_dim=2), BATCH),
     "what is no number": (
@@ -306,7 +380,19 @@ def test_they_are_torchs(engine, name):
         "clamp_(-1, 1).asin_()", "atan_()", "copysign_(-a)", "floor_divide_(0.7)",
         "remainder_(0.7)", "reciprocal_()", "sign_()", "triu_(1)", "abs_().log_()",
         "abs_().log1p_()", "abs_().rsqrt_()", "index_copy_(0, i, a[:2])", "expm1_()",
-        "scatter_add_(0, i.unsqueeze(1), a)",
+        "scatter_add_(0, i.unsqueeze(1), a)", "absolute_()", "abs_().add_(1).acosh_()",
+        "addmm_(a, a.T @ x)", "clamp_(-1, 1).arccos_()", "clamp_(-1, 1).arcsin_()", "arctan_()",
+        "asinh_()", "atan2_(a)", "div_(9).atanh_()", "clamp_max_(0.5)", "clamp_min_(0.5)", "cos_()",
+        "cosh_()", "cumprod_(1)", "cumsum_(0)", "deg2rad_()", "divide_(a)", "eq_(a)", "erf_()",
+        "exp2_()", "fix_()", "float_power_(2)", "fmod_(a)", "frac_()", "ge_(a)", "gt_(a)",
+        "hypot_(a)", "le_(a)", "abs_().log10_()", "abs_().log2_()", "logical_and_(a)",
+        "logical_not_()", "logical_or_(a)", "logical_xor_(a)", "abs_().div_(3).logit_()", "lt_(a)",
+        "multiply_(a)", "nan_to_num_()", "ne_(a)", "negative_()", "nextafter_(a)", "rad2deg_()",
+        "sgn_()", "sin_()", "sinc_()", "sinh_()", "subtract_(a)", "tan_()", "true_divide_(a)",
+        "xlogy_(a.abs())", "long().bitwise_and_(i[0])", "long().bitwise_or_(i[0])",
+        "long().bitwise_xor_(i[0])", "long().bitwise_not_()", "round_(decimals=1)",
+        "div_(0.3, rounding_mode='trunc')", "select(1, 0).addmv_(a, a[0])",
+        "unsqueeze(0).baddbmm_(a[None], (a.T @ x)[None])",
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore")
@@ -315,8 +401,9 @@ def test_in_place_they_change_the_tensor_and_give_it_back(engine, step):
     for f in (torch, gt):
         x, a, i = f.tensor(A), f.tensor(B), f.tensor(PLACES)
         got = eval(f"x.{step}")
-        assert got is x
-        ends.append(np.asarray(x.numpy()))
+        if not step.startswith(("long", "select", "unsqueeze")):  # of another tensor
+            assert got is x
+        ends.append(np.asarray(got.numpy()))
         assert a is not x and i is not x
     np.testing.assert_allclose(*ends, rtol=1e-9)
 
@@ -369,6 +456,30 @@ def test_limits_of_types_are_torchs(engine):
         assert (told.bits, told.max, told.min) == (want.bits, want.max, want.min)
     assert gt.finfo() == gt.finfo(gt.get_default_dtype()) == gt.finfo("float32")
     assert isinstance(gt.ones(2, 3).shape, gt.Size) and gt.Size([2, 3]) == gt.ones(2, 3).shape
+
+
+def test_parts_are_views(engine):
+    ends = []
+    for f in (torch, gt):
+        x = f.tensor(A)
+        x.tensor_split(3, 1)[0].fill_(1)
+        x.hsplit(2)[1].add_(1)
+        x.vsplit(3)[1].mul_(2)
+        x.split_with_sizes([1, 2])[1].sub_(3)
+        ends.append(x.tolist())
+    assert ends[0] == ends[1]
+
+
+def test_nothing_is_recorded_in_inference_mode(engine):
+    x = gt.ones(2, requires_grad=True)
+    with gt.inference_mode():
+        assert not (x * 2).requires_grad
+    assert not gt.inference_mode()(lambda: x * 2)().requires_grad
+    assert not gt.inference_mode(lambda: x * 2)().requires_grad
+    with gt.inference_mode(mode=False):
+        assert (x * 2).requires_grad
+    with gt.autocast("cpu", dtype="bfloat16"):
+        assert (gt.ones(2, 2) @ gt.ones(2, 2)).dtype is gt.bfloat16
 
 
 def test_several_tensors_go_back_at_once(engine):
@@ -455,6 +566,17 @@ def quantized():
         (lambda x: gt.quantile(x, 0.5, interpolation="cubic"), ValueError, "use linear, lower"),
         (lambda x: gt.quantile(gt.tensor([1]), 0.5), TypeError, "a quantile needs floats"),
         (lambda x: gt.trace(x[0]), ValueError, "takes a matrix"),
+        (lambda x: gt.kthvalue(x, 5), ValueError, "k=5 lies not within 1 to 4"),
+        (lambda x: gt.cross(x, x, 1), ValueError, "must have 3 elements"),
+        (lambda x: gt.cross(x[:2], x[:2]), ValueError, "no axis of"),
+        (lambda x: gt.matrix_power(x, 2), ValueError, "of squares, 0 or more"),
+        (lambda x: gt.tensor_split(x, 0), ValueError, "0 parts: give 1 or more"),
+        (lambda x: gt.tensor_split(x.sum(), 1), ValueError, "without axes has no parts"),
+        (lambda x: gt.hsplit(x, 3), ValueError, "4 of axis 1 are not 3 equal parts"),
+        (lambda x: gt.vsplit(x[0], 2), ValueError, "must have two axes"),
+        (lambda x: gt.hsplit(x.sum(), 2), ValueError, "has no axis 1"),
+        (lambda x: gt.frac(gt.tensor([1])), TypeError, "must be of floats"),
+        (lambda x: gt.nanmean(gt.tensor([1])), TypeError, "a mean needs floats"),
         (lambda x: gt.cdist(x, x.T), ValueError, "vectors of one length"),
         (lambda x: gt.round(gt.tensor([15]), decimals=-1), TypeError, "decimals=-1 is for floats"),
         (lambda x: x.div(2, rounding_mode="up"), ValueError, "must be None, 'floor' or 'trunc'"),
