@@ -1,6 +1,6 @@
 """All errors that the package raises: one tree; each message says what was wrong and what to do.
 
-Owns the classes. Never decides which one a status code becomes: core.py does.
+Owns the classes. Never decides which one a status code becomes: core/statuses.py does.
 """
 
 from __future__ import annotations

@@ -87,7 +87,16 @@ python/graph/module                 any
 PYTHON = """
 installed                           any
 errors                              any
-core                                any
+core/binding                        any
+core/statuses                       any
+core/constants                      any
+core/memory                         any
+core/roles                          any
+core/ports                          any
+core/gangs                          any
+core/scoreboard                     any
+core/hosting                        any
+core/__init__                       any
 former                              any
 
 common/parsers                      any
@@ -478,7 +487,7 @@ HEADS = {
         "knows what an operation means, never sends",
     ),
     "shmgpu": (
-        "The public face: what programs name; and core, the only importer of the C binding.",
+        "The public face: what programs name.",
         "does what a wing does",
     ),
 }

@@ -339,7 +339,7 @@ MUTANTS = [
     ),
     Mutant(
         "F31",
-        "shmgpu/core.py",
+        "shmgpu/core/hosting.py",
         "except OSError as error:  # not a failure of the host",
         "except ZeroDivisionError as error:  # not a failure of the host",
         START + "test_f31_a_fork_that_fails_ends_the_start_with_its_reason",

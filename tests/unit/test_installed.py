@@ -19,8 +19,8 @@ BUILT = pathlib.Path(shmgpu.__file__).parent
 
 CODE = """
 import os
-import shmgpu, shmgpu.core
-print(os.path.dirname(shmgpu.__file__), os.path.dirname(shmgpu.core.__file__))
+import shmgpu, shmgpu.errors
+print(os.path.dirname(shmgpu.__file__), os.path.dirname(shmgpu.errors.__file__))
 shmgpu.set_backend("numpy")
 print(shmgpu.ones(2).data.tolist())
 """

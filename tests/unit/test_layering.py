@@ -249,7 +249,7 @@ def test_nobody_else_imports_by_a_name_that_is_not_written_out():
 
 
 @needs_sources
-@pytest.mark.parametrize(("module", "user"), [("_core", "core"), ("_graph", "ops/graph")])
+@pytest.mark.parametrize(("module", "user"), [("_core", "core/binding"), ("_graph", "ops/graph")])
 def test_a_compiled_module_is_known_to_one_file(module, user):
     users = {
         python_module(path)

@@ -425,6 +425,6 @@ def test_numbers_of_the_pages_are_those_of_the_code():
     assert f"has {len(rows)} rows" in joined(text_of("deaths"))
     assert (
         f"up to {core.MAX_CHILDREN:,} children, {core.MAX_HELPERS} helpers in {core.MAX_POOLS} "
-        f"pools, {core._lib.SHM_MAX_FUNCTIONS:,} functions (in Python, four are its own), "
+        f"pools, {core.MAX_FUNCTIONS:,} functions (in Python, four are its own), "
         f"{core.MAX_WINDOW} messages in flight"
     ) in joined(text_of("limits"))
