@@ -674,10 +674,16 @@ class Tensor:
         return view(self, brackets.getitem(self._node, _as_index(index)))
 
     def __setitem__(self, index: Any, value: Any) -> None:
+        operand = as_operand(value, None)
+        if type(operand) is Node and operand.spec.shape not in ((), (1,)):  # a value for each hit
+            if type(index) is Tensor and index.dtype is bool_ and index.ndim:
+                index = index.numpy()  # it is looked at: which values go where depends on it
+            if isinstance(index, (list, np.ndarray)):
+                index = _places(index, self.shape)
         index = _as_index(index)
         if type(value) is Tensor and self._is_part(index, value):
             return  # ``x[index] += y`` has done so
-        self._updated(brackets.setitem(self._node, index, as_operand(value, None)))
+        self._updated(brackets.setitem(self._node, index, operand))
 
     def _is_part(self, index: Any, value: Tensor) -> bool:
         """Whether that tensor is the view which the index names."""

@@ -114,9 +114,43 @@ def test_a_mask_writes_one_number(engine):
         return y
 
     agree(written, X)
+
+
+MASKED = {
+    "a value for each hit": lambda f, y, v: y.__setitem__(y > 0.5, v[: int((y > 0.5).sum())]),
+    "those of another": lambda f, y, v: y.__setitem__(y > 0.5, (y + v[0])[y > 0.5]),
+    "a row for each hit": lambda f, y, v: y.__setitem__(y[:, 0, 0] > 0, v[:5]),
+    "in place": lambda f, y, v: y.__setitem__(y > 0, y[y > 0] * 3),
+    "nowhere": lambda f, y, v: y.__setitem__(y > 99, v[:0]),
+    "one of an axis": lambda f, y, v: y.__setitem__(y < 0, v[:1]),
+    "a mask that is known": lambda f, y, v: y.__setitem__(
+        X > 0.5 if f is OURS else torch.tensor(X > 0.5), v[: int((X > 0.5).sum())]
+    ),
+    "a part": lambda f, y, v: y[1].__setitem__(y[1] > 0, v[: int((y[1] > 0).sum())]),
+}
+
+
+@pytest.mark.parametrize("what", MASKED)
+def test_a_mask_writes_a_value_for_each_hit(engine, what):
+    def written(f, x, v):
+        y = x * 2
+        MASKED[what](f, y, v)
+        return y * y
+
+    agree(written, X, RNG.uniform(-1, 1, X.size), dtype="float64")
+
+
+def test_a_mask_is_added_to_where_it_holds(engine):
+    x, y = st.tensor(X), torch.tensor(X)
+    x[x > 0] += 1
+    y[y > 0] += 1
+    same(x, y)
     x = st.ones(3)
-    with pytest.raises(ValueError, match="where"):
+    with pytest.raises(ValueError, match=r"\(2,\) does not fit into \(3,\)"):
         x[x > 0] = st.ones(2)
+    with pytest.raises(IndexError, match="not a prefix"):
+        x[st.ones(2) > 0] = st.ones(2)
+    assert x.tolist() == [1, 1, 1]
 
 
 def test_writing_into_a_leaf_that_collects_gradients_is_refused(engine):
