@@ -58,6 +58,8 @@ def test_draws_have_the_spread_that_torch_gives_them(engine):
         again = np.array(call(gt.zeros(*MANY)).data)
         assert (drawn != again).any()
     assert (np.abs(init.trunc_normal_(gt.zeros(*MANY), a=-0.5, b=1.0).data - 0.25) <= 0.75).all()
+    off = init.trunc_normal_(gt.zeros(*MANY), mean=1.0, std=2.0, a=0.5, b=2.5).data
+    assert (np.abs(off - 1.5) <= 1.0).all() and off.min() < 0.51 and off.max() > 2.49
     q = np.array(init.orthogonal_(gt.zeros(4, 3, 2), gain=2.0).data).reshape(4, 6)
     np.testing.assert_allclose(q @ q.T, 4 * np.eye(4), atol=1e-5)
     assert (init.sparse_(gt.zeros(10, 3), 0.4).data == 0).sum(0).tolist() == [4, 4, 4]
