@@ -37,6 +37,25 @@ def _two(x, y):
     return x + y
 
 
+@shmgpu.function(arrays="numpy")
+def uses_its_session(helper, x):
+    return helper.session.run(x)
+
+
+@shmgpu.function(arrays="numpy")
+def hands_its_session_on(helper, x):
+    return _run(helper.session, x)
+
+
+def _run(model, x):
+    return model.run(x)
+
+
+@shmgpu.function(arrays="numpy")
+def has_none_of_its_own(helper, x):
+    return _run(None, x)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def running():
     with shmgpu.init(inline=True, arena="1MiB"):
@@ -66,3 +85,15 @@ def test_errors_of_the_function_itself_are_told_as_they_are(function):
     with pytest.raises(shmgpu.RemoteError) as caught:
         function(np.ones(2))
     assert "helper" not in caught.value.message
+
+
+@pytest.mark.parametrize("function", [uses_its_session, hands_its_session_on])
+def test_who_uses_a_session_that_was_never_made_is_told_what_makes_one(function):
+    with pytest.raises(shmgpu.RemoteError, match=r"helper.session is None: .* called load"):
+        function(np.ones(2))
+
+
+def test_a_none_that_is_not_the_session_is_told_as_it_is():
+    with pytest.raises(shmgpu.RemoteError, match="NoneType") as caught:
+        has_none_of_its_own(np.ones(2))
+    assert "session" not in caught.value.message

