@@ -16,6 +16,7 @@ from attach.commands import starting_by_themselves, until
 from crash.programs import is_alive
 
 from shmgpu.attach import automatic, endpoint
+from shmgpu.errors import ConfigError
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 
@@ -86,6 +87,14 @@ EDITS = {
     "the session": ("return 1", "return 2", 6),
     "the function": ("return FACTOR", "return 4 + FACTOR", 7),
 }
+
+
+def test_a_folder_that_no_socket_fits_in_is_said_to_be_too_long(monkeypatch, tmp_path):
+    monkeypatch.delenv("SHMGPU_SOCKET", raising=False)
+    monkeypatch.setattr(automatic.carry, "name_apart", lambda: None)
+    automatic.SharedBroker(pathlib.Path("/tmp/broker"), {})
+    with pytest.raises(ConfigError, match=r"too long for a Unix socket: set .* eleven more"):
+        automatic.SharedBroker(pathlib.Path("/tmp", "x" * 100, "broker"), {})
 
 
 def test_a_script_that_was_edited_is_served_by_what_it_says(place):

@@ -658,6 +658,23 @@ def test_a_program_that_repeats_is_fused_without_a_step_waiting(backend):
         equal(one, seen[0])
 
 
+def test_a_loop_of_c_is_never_handed_what_the_program_does_not_say():
+    called = []
+    spec = spec_of(float32, (4,))
+    loop = native.LoopCall(
+        NumpyBackend(), lambda *given: called.append(given), 4, [spec], [spec], 0
+    )
+    for wrong in (np.ones(3, "f4"), np.ones((2, 2), "f4"), np.ones(4, "f8")):
+        with pytest.raises(ValueError, match="not what the program's operations say"):
+            loop([wrong], [], [None])
+    assert called == []
+    own = np.empty(4, "f4")
+    assert loop([np.ones(8, "f4")[::2]], [], [own])[0] is own and len(called) == 1
+    for wrong in (np.empty(3, "f4"), np.empty(4, "f8"), np.empty(8, "f4")[::2]):
+        (out,) = loop([np.ones(4, "f4")], [], [wrong])  # memory of its own instead
+        assert out is not wrong and out.shape == (4,) and out.dtype == "f4"
+
+
 def test_without_a_compiler_nothing_is_different(backend, monkeypatch):
     monkeypatch.setattr(native, "compiler", lambda: None)
     engine = session.Engine(backend)
