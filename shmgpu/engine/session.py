@@ -1,7 +1,7 @@
 """What a helper holds for the children whose programs it runs.
 
-Owns their resident arrays, by handle, and the programs they have sent, by number. A child's handles
-and numbers are its own: never can one name another's.
+Owns their resident arrays, by handle, and the programs they have sent, by number. Never lets a
+child name another's tensor or program: each child has handles and numbers of its own.
 """
 
 from __future__ import annotations

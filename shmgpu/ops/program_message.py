@@ -1,4 +1,4 @@
-"""The message that has a program run: what a child writes and a helper reads beside the program.
+"""The message that asks for a program: what a child writes and a helper reads beside the program.
 
 Owns the form of its head, and what a child reads from a failure: that the helper is another one
 than it thought, which operation failed, or which tensors were never made. After HEAD come the

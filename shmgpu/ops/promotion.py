@@ -1,4 +1,4 @@
-"""Which element type comes of which: PyTorch's rules.
+"""The element type of a result, from the types of its operands: PyTorch's rules.
 
 Owns the table of promotion and the ranks of operands: an array with axes decides before one
 without, and that before a plain number, unless the lower rank is of a higher category (bool, whole

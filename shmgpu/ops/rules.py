@@ -1,4 +1,4 @@
-"""What shape comes of which shapes: the rules that rows of the table name.
+"""The shape of an output, from the shapes of the inputs: rules that rows of the table name.
 
 A rule gets the inputs' specs and the operation's params, and returns the output's spec or raises
 ValueError in a sentence with the shapes. Owns these rules. Never converts a type: types are brought

@@ -71,6 +71,11 @@ class HelperIncarnation:
         self.was_let_go = False
         self.died_over = 0
 
+    def is_idle(self) -> bool:
+        """Whether it has nothing to do, for whichever child."""
+        row = core.helper_stats(self.number)
+        return not row["in_flight"] and not row["goes_on"]
+
     def heard(self, message: MessageLike) -> None:
         """It has answered that message, and so has done all of the earlier ones."""
         if message.order > self.answered:

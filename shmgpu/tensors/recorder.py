@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from shmgpu import core
 from shmgpu.arena import NOWHERE, placed
 from shmgpu.child import runtime
 from shmgpu.child.futures import CallFuture
@@ -226,7 +225,7 @@ class Recorder:
             return order
         self._turn += 1
         turn = self._turn % len(lives)
-        planned = spread(parts, read, [*lives[turn:], *lives[:turn]], _is_idle)
+        planned = spread(parts, read, [*lives[turn:], *lives[:turn]], HelperIncarnation.is_idle)
         for life, part in planned[:-1]:
             self._send_part(part.nodes, life)
         self._chosen = planned[-1][0]
@@ -596,9 +595,3 @@ class Recorder:
             spec = node.spec
             node.value = Held(arrays.numpy_view(output, place, spec), address + place)
             place += aligned(spec.nbytes)
-
-
-def _is_idle(life: HelperIncarnation) -> bool:
-    """Whether it has nothing to do, for whomever."""
-    row = core.helper_stats(life.number)
-    return not row["in_flight"] and not row["goes_on"]

@@ -7,14 +7,14 @@ import pathlib
 import subprocess
 import sys
 import time
-import types
 
 import pytest
 
 import shmgpu as gt
 from shmgpu import core, errors
 from shmgpu.attach import automatic, control
-from shmgpu.tensors import current, placement, recorder
+from shmgpu.tensors import current, placement
+from shmgpu.tensors.message import HelperIncarnation
 
 PROGRAM = """
 import shmgpu as gt
@@ -178,5 +178,4 @@ def test_as_many_workers_as_asked_are_taken_of_those_with_the_device(two_devices
 def test_a_helper_is_idle_that_has_no_call_and_finishes_none(monkeypatch, in_flight, goes_on):
     row = {"in_flight": in_flight, "goes_on": goes_on}
     monkeypatch.setattr(core, "helper_stats", lambda number: row)
-    life = types.SimpleNamespace(number=0)
-    assert recorder._is_idle(life) is (in_flight == goes_on == 0)
+    assert HelperIncarnation(0).is_idle() is (in_flight == goes_on == 0)
