@@ -210,6 +210,23 @@ class Tanhshrink(_Operation):
     operation = "tanhshrink"
 
 
+class Softshrink(_Operation):
+    """Nearer to 0 by ``lambd``; 0 within it."""
+
+    operation = "softshrink"
+    defaults = (("lambd", 0.5),)
+
+    def extra_repr(self) -> str:
+        """The limit."""
+        return str(self.lambd)
+
+
+class Hardshrink(Softshrink):
+    """x itself; 0 within ``lambd`` of 0."""
+
+    operation = "hardshrink"
+
+
 class GLU(_Operation):
     """The first half of an axis times the sigmoid of the second (Dauphin et al., 2017)."""
 
@@ -389,6 +406,18 @@ class Dropout2d(Dropout):
     """In training each channel of an image is 0 with probability ``p`` (Tompson et al., 2015)."""
 
     operation = "dropout2d"
+
+
+class PairwiseDistance(Module):
+    """The p-norm of the difference of vectors along the last axis, to which ``eps`` is added."""
+
+    def __init__(self, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> None:
+        super().__init__()
+        self.norm, self.eps, self.keepdim = p, eps, keepdim
+
+    def forward(self, x1: Tensor, x2: Tensor) -> Any:
+        """Without the last axis, or with one of length 1."""
+        return F.pairwise_distance(x1, x2, self.norm, self.eps, self.keepdim)
 
 
 class CosineSimilarity(Module):

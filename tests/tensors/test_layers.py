@@ -111,6 +111,10 @@ LAYERS = [
     ("Hardswish", (), {}, 3 * ROWS),
     ("Softsign", (), {}, ROWS),
     ("Tanhshrink", (), {}, ROWS),
+    ("Softshrink", (), {}, ROWS),
+    ("Softshrink", (0.2,), {}, ROWS),
+    ("Hardshrink", (), {}, ROWS),
+    ("Hardshrink", (), {"lambd": 0.2}, ROWS),
     ("GLU", (), {}, ROWS),
     ("GLU", (1,), {}, IMAGES),
 ]
@@ -151,6 +155,8 @@ SETTINGS = [
     ("TripletMarginLoss", {"swap": True, "margin": 2.0}, ROWS, ROWS[::-1].copy(), SHARES),
     ("TripletMarginLoss", {"p": 3.0}, ROWS, ROWS[::-1].copy(), SHARES),
     ("CosineSimilarity", {"dim": 0}, ROWS, SHARES),
+    ("PairwiseDistance", {}, ROWS, SHARES),
+    ("PairwiseDistance", {"p": 3.0, "eps": 0.1, "keepdim": True}, ROWS, SHARES),
 ]
 LATER = (
     "RNN LSTM GRU RNNCell LSTMCell GRUCell MultiheadAttention TransformerEncoder "
