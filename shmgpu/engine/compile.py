@@ -1,17 +1,15 @@
 """A planned program as a Python function: straight-line source, no interpreter loop.
 
-Owns the source and what its names mean. Running it costs one call for each unit, and nothing else.
-Lines are numbered by the program's steps, so that a traceback tells which one failed. Never puts
-text of a child's into the source.
+Owns the source and what its names mean, and which line does which step. Running it costs one call
+for each unit, and nothing else. Never puts text of a child's into the source.
 """
 
 from __future__ import annotations
 
-import ast
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from shmgpu.engine import fusion, native
 from shmgpu.engine import plan as planning
@@ -25,6 +23,8 @@ from shmgpu.ops.program_message import SOURCE
 # (arrays, numbers) -> (what is read, what is kept; or what the rest needs, where there is a rest)
 Run = Callable[[Sequence[Any], Sequence[Any]], tuple[tuple[Any, ...], Sequence[Any]]]
 Rest = Callable[[Sequence[Any]], tuple[Any, ...]]
+
+PLANNED = "<planned>"  # the name of the source; its lines are in the order of the plan
 
 
 class Buffer:
@@ -227,19 +227,34 @@ def compiled(
         for place, slot in enumerate(program.kept)
     )
     lines.append(f"  return ({kept})" if has_rest else f"  return ({read}), ({kept})")
-    exec(compile(_numbered(lines, steps, len(program.steps)), SOURCE, "exec"), scope)
+    scope["steps"] = steps, len(program.steps)
+    exec(compile("\n".join(lines), PLANNED, "exec"), scope)
     loops = len(fused.loops) if fused else 0
     return Compiled(scope["run"], scope.get("rest"), plan, first, loops)
 
 
-def _numbered(lines: list[str], steps: dict[int, int], count: int) -> ast.Module:
-    """The source, each line with the number of its step from 1; greater ones do none."""
-    tree = ast.parse("\n".join(lines))
-    for node in ast.walk(tree):
-        line = getattr(node, "lineno", None)
-        if line is not None:
-            node.lineno = node.end_lineno = steps.get(line, count) + 1  # type: ignore[attr-defined]
-    return tree
+def step_of(error: BaseException) -> int | None:
+    """Which step of a program raised it; as many as there are, where a line of none did."""
+    traceback = error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_filename == PLANNED:
+            steps, count = traceback.tb_frame.f_globals["steps"]
+            return int(steps.get(traceback.tb_lineno, count))
+        traceback = traceback.tb_next
+    return None
+
+
+def raise_again(error: BaseException) -> NoReturn:
+    """Raise it from a line that has the number of its step, counted from 1: a child reads it there.
+
+    Only a failure pays for it: to number all lines of a program took most of the time in which one
+    that is new was made ready.
+    """
+    step = step_of(error)
+    if step is not None:
+        # Popped: what a frame of the traceback holds must not hold the traceback.
+        exec(compile("\n" * step + "raise errors.pop()", SOURCE, "exec"), {"errors": [error]})
+    raise error
 
 
 def _intact(plan: ProgramPlan, first: int) -> frozenset[int]:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import struct
-import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from shmgpu.engine.backends import Backend
-from shmgpu.engine.compile import Compiled, Fused, Pool, Rest, compiled
+from shmgpu.engine.compile import Compiled, Fused, Pool, Rest, compiled, raise_again, step_of
 from shmgpu.engine.cuda_graphs import Graphs, as_one
 from shmgpu.engine.foresight import Draws, Foresight
 from shmgpu.engine.plan import Options
@@ -25,7 +24,6 @@ from shmgpu.ops.program_message import (
     HEAD,
     UnknownProgram,
     UnknownTensor,
-    failed_step,
     not_made,
     plain_numbers,
 )
@@ -331,11 +329,11 @@ class Engine:
                 else:
                     read, kept = self._graphs.run(caller, ready, given, numbers, packed)
         except Exception as error:
-            is_whole = isinstance(error, GangAborted) or _step_of(error) in compiled.intact
+            is_whole = isinstance(error, GangAborted) or step_of(error) in compiled.intact
             if compiled.spoilt and not is_whole:
                 spoilt = [handles[n] for slot, n in ready.donated if slot in compiled.spoilt]
                 tenant.lose(spoilt, f"it was written over by a step that failed with {error}")
-            raise
+            raise_again(error)
         del given
         tenant.runs += 1
         tenant.steps += len(ready.program.steps)
@@ -357,8 +355,11 @@ class Engine:
         return read
 
     def _finish(self, tenant: Tenant, rest: Rest, live: Sequence[Any], first: int) -> None:
-        with self.backend.running():
-            kept = rest(live)
+        try:
+            with self.backend.running():
+                kept = rest(live)
+        except Exception as error:
+            raise_again(error)
         tenant.take(first, kept)
 
     def _draw(self, foresight: Foresight) -> None:
@@ -520,8 +521,3 @@ class Engine:
                 for slot, (generation, tenant) in self._tenants.items()
             ],
         }
-
-
-def _step_of(error: BaseException) -> int | None:
-    """Which step of the program raised it."""
-    return failed_step("".join(traceback.format_tb(error.__traceback__)))

@@ -35,7 +35,7 @@ class UnknownTensor(BadParams):
         super().__init__("this helper does not hold that tensor")
 
 
-# A program's source numbers its lines by its steps, from 1: so the traceback names what failed.
+# What a step raises comes out of a line with the step's number, from 1, so a traceback names it.
 SOURCE = "<program>"
 _FAILED_LINE = re.compile(rf'File "{SOURCE}", line (\d+), in ')
 _NOT_MADE = re.compile(r"never made \(([\d ]+)\): ", re.DOTALL)
