@@ -11,25 +11,27 @@ these.
 
 from __future__ import annotations
 
+import json
 import math
 import sys
-from collections.abc import Iterable, Set
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
 from shmgpu import ops
 from shmgpu.codec import dtypes
-from shmgpu.codec.pytree import decode_values, encode_values
 from shmgpu.errors import BadParams
 from shmgpu.ops.graph import Node, Op, Params, Scalar, Spec, native, spec_of
 from shmgpu.ops.promotion import TYPES
 
 MAX_STEPS = 1 << 16
 MAX_AXES = 64
+MAX_DEPTH = 4  # of params
 MAX_BYTES = 1 << 46  # of one value: more than any machine has
 
 _TYPES = {dtype.name: dtype for dtype in TYPES}
-_PLAIN = (bool, int, float, str, type(None))  # that params are made of
+_TYPE = "d"  # the name under which params have an element type
+_DAMAGED = "the program is damaged"
 
 
 @dataclass(frozen=True)
@@ -69,100 +71,54 @@ class Program:
         return [*self.arrays, *self.numbers, *[step.spec for step in self.steps]]
 
     def encode(self) -> bytes:
-        """Its bytes, as :func:`decode` reads them."""
-        flat: list[Any] = []
-
-        def put(items: Iterable[Any]) -> None:
-            listed = list(items)
-            flat.append(len(listed))
-            flat.extend(listed)
-
-        def put_spec(spec: Spec) -> None:
-            flat.append(spec.dtype.name)
-            put(spec.shape)
-
-        flat.append(len(self.arrays))
-        for spec in self.arrays:
-            put_spec(spec)
-        put(self.resident)
-        put(self.donated)
-        put(spec.dtype.name for spec in self.numbers)
-        flat.append(len(self.steps))
-        for step in self.steps:
-            flat.append(step.op.name)
-            put(step.inputs)
-            _put_params(flat, step.params)
-        put(self.kept)
-        put(self.read)
-        return encode_values([len(flat), *flat])
+        """Its bytes, as :func:`decode` reads them: JSON, which C writes and reads in no time."""
+        steps = [(one.op.name, one.inputs, _written(one.params)) for one in self.steps]
+        arrays = [(spec.dtype.name, spec.shape) for spec in self.arrays]
+        numbers = [spec.dtype.name for spec in self.numbers]
+        parts = arrays, self.resident, self.donated, numbers, steps, self.kept, self.read
+        return json.dumps(parts, separators=(",", ":")).encode("ascii")
 
 
-def _put_params(flat: list[Any], params: Params) -> None:
-    flat.append(len(params))
+def _written(params: Params) -> list[Any]:
+    """As JSON has it: a tuple is a list, an element type an object of one name."""
+    return [
+        _written(one)
+        if isinstance(one, tuple)
+        else {_TYPE: one.name}
+        if isinstance(one, dtypes.DType)
+        else one
+        for one in params
+    ]
+
+
+def _read(params: Any, depth: int = 0) -> Params:
+    """The other way."""
+    if type(params) is not list or depth > MAX_DEPTH:
+        raise BadParams(_DAMAGED)
+    found: list[Any] = []
     for one in params:
-        if isinstance(one, tuple):
-            flat.append("(")
-            _put_params(flat, one)
-        elif isinstance(one, dtypes.DType):
-            flat.append("d")
-            flat.append(one.name)
+        kind = type(one)
+        if kind is list:
+            found.append(_read(one, depth + 1))
+        elif kind is dict:
+            found.append(_dtype(one.get(_TYPE)))
         else:
-            flat.append("v")
-            flat.append(one)
+            found.append(one)
+    return tuple(found)
 
 
-class _ProgramReader:
-    """Takes values one after the other; BadParams for one of another type."""
+def _dtype(name: Any) -> dtypes.DType:
+    # Only those that tensors have; and rules compare them as objects.
+    found = _TYPES.get(name) if type(name) is str else None
+    if found is None:
+        raise BadParams("the program has an element type that tensors do not have")
+    return found
 
-    def __init__(self, flat: list[Any]) -> None:
-        self._flat = flat
-        self._at = 0
 
-    def take(self, kind: type) -> Any:
-        if self._at >= len(self._flat) or type(self._flat[self._at]) is not kind:
-            raise BadParams("the program is damaged")
-        self._at += 1
-        return self._flat[self._at - 1]
-
-    def plain(self) -> Any:
-        if self._at >= len(self._flat) or type(self._flat[self._at]) not in _PLAIN:
-            raise BadParams("the program is damaged")
-        self._at += 1
-        return self._flat[self._at - 1]
-
-    def dtype(self) -> dtypes.DType:
-        # Only those that tensors have; and rules compare them as objects.
-        dtype = _TYPES.get(self.take(str))
-        if dtype is None:
-            raise BadParams("the program has an element type that tensors do not have")
-        return dtype
-
-    def count(self) -> int:
-        n: int = self.take(int)
-        if not 0 <= n <= len(self._flat) - self._at:
-            raise BadParams("the program is damaged")
-        return n
-
-    def listed(self, kind: type) -> tuple[Any, ...]:
-        return tuple([self.take(kind) for _ in range(self.count())])
-
-    def params(self, depth: int = 0) -> Params:
-        if depth > 4:
-            raise BadParams("the program is damaged")
-        found: list[Any] = []
-        for _ in range(self.count()):
-            tag = self.take(str)
-            if tag == "(":
-                found.append(self.params(depth + 1))
-            elif tag == "d":
-                found.append(self.dtype())
-            else:
-                found.append(self.plain())
-        return tuple(found)
-
-    def end(self) -> None:
-        if self._at != len(self._flat):
-            raise BadParams("the program is damaged")
+def _listed(values: Any, kind: type) -> tuple[Any, ...]:
+    if type(values) is not list or not {*map(type, values)} <= {kind}:
+        raise BadParams(_DAMAGED)
+    return tuple(values)
 
 
 def decode(data: bytes) -> Program:
@@ -172,29 +128,23 @@ def decode(data: bytes) -> Program:
         BadParams: it is none, or does what no child records.
     """
     try:
-        (count,) = decode_values(data[:9], 1)
-        if type(count) is not int or not 0 <= count <= len(data):
-            raise BadParams("the program is damaged")
-        flat = decode_values(data, count + 1)[1:]
-    except (TypeError, ValueError) as error:
-        raise BadParams("the program is damaged") from error
-    reader = _ProgramReader(flat)
-    arrays = []
-    for _ in range(reader.count()):
-        dtype = reader.dtype()
-        arrays.append(_checked(dtype, reader.listed(int)))
-    resident = reader.listed(bool)
-    donated = reader.listed(int)
-    numbers = [spec_of(reader.dtype(), ()) for _ in range(reader.count())]
-    specs = [*arrays, *numbers]
-    steps = []
-    count = reader.count()
-    if count > MAX_STEPS:
+        found = json.loads(data)
+        arrays, resident, donated, numbers, steps, kept, read = found
+        given = [(_dtype(name), _listed(shape, int)) for name, shape in arrays]
+        listed = [(name, inputs, params) for name, inputs, params in steps]
+    except BadParams:
+        raise
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadParams(_DAMAGED) from error
+    leaves = [_checked(dtype, shape) for dtype, shape in given]
+    plain = [spec_of(_dtype(name), ()) for name in _listed(numbers, str)]
+    specs = [*leaves, *plain]
+    if len(listed) > MAX_STEPS:
         raise BadParams(f"a program has {MAX_STEPS} operations at most")
-    for _ in range(count):
-        op = ops.TABLE.get(reader.take(str))
-        inputs = reader.listed(int)
-        params = reader.params()
+    made = []
+    for name, slots, written in listed:
+        op = ops.TABLE.get(name) if type(name) is str else None
+        inputs, params = _listed(slots, int), _read(written)
         if op is None or any(not 0 <= slot < len(specs) for slot in inputs):
             raise BadParams("the program has an operation that is not known here")
         try:
@@ -204,20 +154,20 @@ def decode(data: bytes) -> Program:
             raise
         except Exception as error:
             raise BadParams(f"the program is damaged: {error}") from error
-        steps.append(Step(op, inputs, params, spec))
+        made.append(Step(op, inputs, params, spec))
         specs.append(spec)
-    kept, read = reader.listed(int), reader.listed(int)
-    reader.end()
+    resident, donated = _listed(resident, bool), _listed(donated, int)
+    kept, read = _listed(kept, int), _listed(read, int)
     sound = (
-        len(resident) == len(arrays)
+        len(resident) == len(leaves)
         and all(0 <= slot < len(specs) for slot in (*kept, *read))
-        and not any(0 <= slot - len(arrays) < len(numbers) for slot in (*kept, *read))
+        and not any(0 <= slot - len(leaves) < len(plain) for slot in (*kept, *read))
         and len(set(donated)) == len(donated)
-        and all(0 <= slot < len(arrays) and resident[slot] for slot in donated)
+        and all(0 <= slot < len(leaves) and resident[slot] for slot in donated)
     )
     if not sound:
-        raise BadParams("the program is damaged")
-    return Program(tuple(arrays), resident, donated, tuple(numbers), tuple(steps), kept, read)
+        raise BadParams(_DAMAGED)
+    return Program(tuple(leaves), resident, donated, tuple(plain), tuple(made), kept, read)
 
 
 def _checked(dtype: dtypes.DType, shape: tuple[int, ...]) -> Spec:

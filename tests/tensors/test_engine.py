@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import itertools
+import json
+import math
 
 import numpy as np
 import pytest
@@ -31,6 +34,9 @@ from shmgpu.ops import (
     stretching,
 )
 from shmgpu.ops import elementwise as e
+from shmgpu.ops import (
+    program as program_format,
+)
 from shmgpu.ops.casting import CAST, alias, cast
 from shmgpu.ops.creation import full
 from shmgpu.ops.graph import apply, leaf, spec_of
@@ -698,6 +704,44 @@ def test_bytes_that_are_no_program_are_refused(data):
         decode(data)
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"[" * 100_000,
+        b"1" * 5000,
+        b"[[],[],[],[],[],[]]",
+        b'[[["float32",[2,2.0]]],[true],[],[],[],[],[]]',
+        b'[[["float32",[2],3]],[true],[],[],[],[],[]]',
+        b'[[["float32",[2]]],[1],[],[],[],[],[]]',
+        b'[[["nothing",[2]]],[true],[],[],[],[],[]]',
+        b"[[[{},[2]]],[true],[],[],[],[],[]]",
+        b'[[["float32",[2]]],[true],[],[],[[["neg"],[0],[]]],[],[]]',
+        b'[[["float32",[2]]],[true],[],[],[["neg",[0.0],[]]],[],[]]',
+        b'[[["float32",[2]]],[true],[],[],[["neg",[1],[]]],[],[]]',
+        b'[[["float32",[2]]],[true],[],[],[["neg",[0],[[[[[[[]]]]]]]]],[],[]]',
+        b'[[["float32",[2]]],[true],[],[],[["neg",[0],[{"d":1}]]],[],[]]',
+        b'[[["float32",[2]]],[true],[],[],[],[true],[]]',
+        b'[[["float32",[2]]],[true],[],{"float32":0},[],[],[]]',
+    ],
+)
+def test_json_that_is_no_program_is_refused(data):
+    with pytest.raises(BadParams):
+        decode(data)
+
+
+def test_a_program_is_read_as_it_was_written():
+    assert decode(SAMPLE.encode()) == SAMPLE
+    assert decode(b'[[["float32",[2]]],[true],[],[],[["neg",[0],[]]],[1],[]]').kept == (1,)
+    odd = (1, -1, True, None, "x", 0.1, -0.0, math.inf, (float32, ((), (1 << 62,))))
+    step = Step(e.NEG, (0,), odd, BIG)
+    written = dataclasses.replace(SAMPLE, steps=(step,)).encode()
+    assert repr(_params_of(written)) == repr(odd)
+
+
+def _params_of(code):
+    return program_format._read(json.loads(code)[4][0][2])
+
+
 def _sample():
     x = leaf(BIG, Away())
     y = e.mul(shaping.transpose(x, 0, 1), 2.0)
@@ -723,23 +767,45 @@ def test_damaged_programs_are_refused_or_are_programs(data):
     assert isinstance(program, Program)
 
 
-WILD = [-1, 0, 1, 2, 1 << 31, 1 << 62, -(1 << 63), 1.5, float("nan"), True, None, "x", "(", "to"]
+def _places(where):
+    """Of each value in nested lists and objects the one that has it, and where there."""
+    for at, value in list(where.items() if type(where) is dict else enumerate(where)):
+        yield where, at
+        if type(value) in (list, dict):
+            yield from _places(value)
+
+
+WILD = [
+    -1,
+    0,
+    1,
+    2,
+    1 << 31,
+    1 << 62,
+    -(1 << 63),
+    1.5,
+    float("nan"),
+    True,
+    None,
+    "x",
+    "to",
+    [],
+    {"d": "int8"},
+]
 
 
 @settings(slow_machine, max_examples=150)
 @given(st.data())
 def test_programs_with_changed_values_are_refused_or_run_or_fail(data):
     """Values are changed, not bytes: all get past the codec, and reach the rules and kernels."""
-    from shmgpu.codec.pytree import decode_values, encode_values
-
-    code = SAMPLE.encode()
-    (count,) = decode_values(code[:9], 1)
-    flat = decode_values(code, count + 1)
+    found = json.loads(SAMPLE.encode())
+    places = list(_places(found))
+    values = [where[at] for where, at in places]
     for _ in range(data.draw(st.integers(1, 3))):
-        at = data.draw(st.integers(1, len(flat) - 1))
-        flat[at] = data.draw(st.sampled_from([*WILD, *flat]))
+        where, at = data.draw(st.sampled_from(places))
+        where[at] = copy.deepcopy(data.draw(st.sampled_from([*WILD, *values])))
     try:
-        program = decode(encode_values(flat))
+        program = decode(json.dumps(found).encode())
     except BadParams:
         return
     for backend in BACKENDS.values():
