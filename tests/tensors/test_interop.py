@@ -46,7 +46,7 @@ def test_what_numpy_asks_of_the_shape_computes_nothing(t):
         (lambda t: torch.matmul(torch.ones(2, 2), t), "use shmgpu.matmul() or the tensor's own"),
         (lambda t: torch.stack([t, t]), "use shmgpu.stack(), or give it a copy"),
         (lambda t: torch.allclose(t, t), "use shmgpu.allclose() or the tensor's own .allclose()"),
-        (lambda t: torch.trace(t), "in a helper: give it a copy of them, torch.tensor("),
+        (lambda t: torch.geqrf(t), "in a helper: give it a copy of them, torch.tensor("),
         (lambda t: torch.nn.Linear(2, 2)(t), "shmgpu.linear()"),
     ],
 )
