@@ -12,7 +12,8 @@ from typing import Any
 from shmgpu.ops.elementwise import add
 from shmgpu.ops.graph import Node, apply
 from shmgpu.ops.promotion import as_node, is_float, promote
-from shmgpu.ops.shaping import reshape, squeeze, unsqueeze
+from shmgpu.ops.rearranging import pad
+from shmgpu.ops.shaping import reshape, squeeze, take_slices, unsqueeze
 from shmgpu.ops.windows import CONV2D_INPUT, avg_pool2d, conv2d, max_pool2d, pair
 
 
@@ -23,6 +24,10 @@ def _one(value: Any, name: str) -> int:
     if not isinstance(value, int):
         raise ValueError(f"{name}={value!r} must be a whole number")
     return value
+
+
+def _from(first: int, count: int) -> slice:
+    return slice(first, first + count)
 
 
 def _row(x: Node, name: str) -> Node:
@@ -154,8 +159,19 @@ def conv_transpose2d(
         raise ValueError(f"{name}: with padding {margins} nothing is left of the output: {size}")
     if bias is not None and bias.spec.shape != (out,):
         raise ValueError(f"{name}: the bias {bias.spec.shape} must be {(out,)}")
-    shape = (have[0], out, *size)
-    y = apply(CONV2D_INPUT, (x, w), (shape, steps, margins, spread, groups))
+    if any(e >= s for e, s in zip(more, steps, strict=True)):
+        # No convolution leaves so many rows over: of all that kernels reach, and zeros, a part.
+        full = [
+            (n - 1) * s + d * (k - 1) + 1
+            for n, k, s, d in zip(have[2:], filters[2:], steps, spread, strict=True)
+        ]
+        shape = (have[0], out, *full)
+        y = apply(CONV2D_INPUT, (x, w), (shape, steps, (0, 0), spread, groups))
+        y = pad(y, (0, more[1], 0, more[0]))
+        y = take_slices(y, [slice(None), slice(None), *map(_from, margins, size)])
+    else:
+        shape = (have[0], out, *size)
+        y = apply(CONV2D_INPUT, (x, w), (shape, steps, margins, spread, groups))
     if bias is not None:
         y = add(y, reshape(as_node(bias, dtype), (out, 1, 1)))
     return squeeze(y, 0) if single else y

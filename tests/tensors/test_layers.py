@@ -74,6 +74,13 @@ LAYERS = [
     ("ConvTranspose1d", (4, 6, 3), {"stride": 2, "output_padding": 1}, SIGNALS),
     ("ConvTranspose2d", (4, 6, 3), {}, IMAGES),
     (
+        "ConvTranspose2d",  # more rows and columns at the end than a stride
+        (4, 6, (3, 2)),
+        {"stride": (1, 2), "padding": (2, 1), "output_padding": (2, 2), "groups": 2, "dilation": 3},
+        IMAGES,
+    ),
+    ("ConvTranspose1d", (4, 6, 3), {"output_padding": 1, "dilation": 2}, SIGNALS),
+    (
         "ConvTranspose2d",
         (4, 6, (2, 3)),
         {"stride": 2, "padding": 1, "output_padding": 1, "groups": 2, "bias": False, "dilation": 2},
