@@ -631,7 +631,7 @@ WHERE = row(
     lambda g, n: where(n.inputs[0], 0, g),
     saves="i",
     in_place=False,
-    numbers=(1, 2),
+    numbers=(2,),  # of two, one must say what type they are
 )
 
 

@@ -41,7 +41,7 @@ from shmgpu.ops.casting import CAST, alias, cast
 from shmgpu.ops.creation import full
 from shmgpu.ops.graph import apply, leaf, spec_of
 from shmgpu.ops.program import Program, ProgramDraft, Step, decode
-from shmgpu.ops.promotion import bool_, float32, float64, number
+from shmgpu.ops.promotion import bool_, float32, float64, int64, number
 
 BACKENDS = {"torch": TorchBackend("cpu"), "numpy": NumpyBackend()}
 ALL_OFF = Options(False, False, False, False, False)
@@ -692,6 +692,16 @@ def test_without_a_compiler_nothing_is_different(backend, monkeypatch):
         assert (plain(out) == 3).all()
         engine.wait()
     assert engine.figures()["loops"] == 0
+
+
+@pytest.mark.parametrize("dtype", [float32, float64, int64])
+def test_a_choice_of_two_plain_numbers_is_of_their_type(backend, dtype):
+    child = Child(session.Engine(backend))
+    flags, plain_number = spec_of(bool_, (3,)), spec_of(dtype, ())
+    program = steps_of([flags], [(e.WHERE, (0, 1, 2))], (), (3,), (), [plain_number] * 2)
+    (where,), _ = child.run(make_ones(flags), numbers=(1.0,))
+    _, (out,) = child.run(program, handles=(where,), numbers=(7, 8))
+    assert plain(out).dtype == dtype.numpy and plain(out).tolist() == [7] * 3
 
 
 # ---- what is no program ----------------------------------------------------------------------
