@@ -111,6 +111,7 @@ def test_a_request_is_pending_until_it_leaves_and_one_too_many_is_refused(accoun
     accounting.refused(MODEL, STARTED, caught.value)
     refused = {"fail_count": 1, "refused_count": 1, "full_count": 1}
     assert counted(numbers) == {"pending_1": 2, **refused}
-    accounting.leave(MODEL, 2)
+    accounting.leave(MODEL)
+    accounting.leave(MODEL)
     accounting.admit()
     assert counted(numbers) == refused

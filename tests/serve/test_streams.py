@@ -8,6 +8,7 @@ import json
 import os
 import queue
 import signal
+import time
 from unittest import mock
 
 import numpy as np
@@ -155,20 +156,22 @@ def test_a_helper_serves_others_between_the_parts(server):
 
 def test_what_a_slow_client_does_not_take_is_not_made_and_what_it_leaves_is_closed(server):
     before = ended(server)
-    with reading(server, "count", {"count": 1 << 40}) as one:
+    with reading(server, "wide", {"count": 1 << 40}) as one:
         one()
-        made = figures(server, "count")["compute_infer"]
+        made = figures(server, "wide")["compute_infer"]
         # Parts that fill the sockets' buffers are made; then it stands still.
         last = [made]
 
         def stands_still():
-            now = figures(server, "count")["compute_infer"]
+            time.sleep(0.02)
+            now = figures(server, "wide")["compute_infer"]
             stands = now == last[0]
             last[0] = now
             return stands
 
         servers.until(lambda: all(stands_still() for _ in range(5)), "no part is made")
     servers.until(lambda: ended(server) != before, "the generator is closed")
+    assert ended(server)[-1] < 2000  # parts of 50 KB: buffers on the way have 10 MB together
 
 
 def test_a_stream_whose_helper_dies_ends_with_a_sentence():

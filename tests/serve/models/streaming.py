@@ -40,9 +40,25 @@ def count(helper, count):
         closed.append(number)
 
 
+@model(
+    inputs=[Tensor("count", "INT64", (1,))],
+    outputs=[Tensor("numbers", "INT64", (-1,))],
+    warmup=[],
+)
+def wide(helper, count):
+    """Parts of 50 KB: some hundred of them fill all buffers on the way."""
+    made = 0
+    try:
+        while made < count[0]:
+            yield np.arange(100_000, 108_192)
+            made += 1
+    finally:
+        closed.append(made)
+
+
 @model(inputs=[Tensor("x", "FP32", (1,))], outputs=[Tensor("y", "INT64", (-1,))], warmup=[])
 def ended(helper, x):
-    """At how many parts streams of count were ended in this helper."""
+    """At how many parts streams of count, and of wide, were ended in this helper."""
     time.sleep(float(x[0]))
     return np.array([os.getpid(), *closed])
 
