@@ -144,8 +144,9 @@ def make(
     stays = {root[slot] for slot in (kept if reads_in_buffers else wanted)}
     if options.plan_memory:
         _place(program, plan, specs, root, last, stays, min_buffer)
+    numbers = range(len(program.arrays), first)
     for now, unit in enumerate(plan.units):
-        seen = [one for one in (*unit.inputs, *unit.outputs) if not _is_number(program, one)]
+        seen = [one for one in (*unit.inputs, *unit.outputs) if one not in numbers]
         plan.gone.append(tuple([one for one in dict.fromkeys(seen) if last[root[one]] <= now]))
 
     taken: set[int] = set()
@@ -163,10 +164,6 @@ def make(
     return plan
 
 
-def _is_number(program: Program, slot: int) -> bool:
-    return 0 <= slot - len(program.arrays) < len(program.numbers)
-
-
 def _find_equal(program: Program, plan: ProgramPlan, first: int, reuse: bool) -> None:
     known: dict[tuple[Op, tuple[int, ...], str], int] = {}
     for slot, step in enumerate(program.steps, first):
@@ -178,7 +175,8 @@ def _find_equal(program: Program, plan: ProgramPlan, first: int, reuse: bool) ->
         is_once = not reuse or step.op.is_collective
         before = slot if is_once else known.setdefault((step.op, inputs, repr(step.params)), slot)
         if before == slot:
-            plan.steps[slot] = Step(step.op, inputs, step.params, step.spec)
+            is_same = inputs == step.inputs
+            plan.steps[slot] = step if is_same else Step(step.op, inputs, step.params, step.spec)
         else:
             plan.same_as[slot] = before
 
@@ -246,14 +244,14 @@ def _ordered(
             readers.setdefault(one, []).append(slot)
 
     def unit_of(slots: tuple[int, ...]) -> Unit:
+        if len(slots) == 1:  # as nearly all are
+            return Unit(slots, tuple(dict.fromkeys(steps[slots[0]].inputs)), slots)
         own = set(slots)
         inputs = dict.fromkeys(one for slot in slots for one in steps[slot].inputs)
         outputs = [
             slot
             for slot in slots
-            if len(slots) == 1
-            or slot in wanted
-            or any(reader not in own for reader in readers.get(slot, ()))
+            if slot in wanted or any(reader not in own for reader in readers.get(slot, ()))
         ]
         return Unit(slots, tuple([one for one in inputs if one not in own]), tuple(outputs))
 
