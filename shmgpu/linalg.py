@@ -68,7 +68,8 @@ def matrix_norm(
 
     Raises:
         TypeError: the tensor is not of floats.
-        ValueError: another order, which would need singular values; or not two axes.
+        ValueError: another order, which would need singular values; not two axes; the least of no
+            sums.
     """
     A = _in(A, dtype)
     if len(dim) != 2:
@@ -84,7 +85,9 @@ def matrix_norm(
     rows, columns = (one % A.ndim for one in dim)
     along, across = (rows, columns) if ord in (1, -1) else (columns, rows)
     sums = FUNCTIONS["norm"](A, 1, along, True)
-    found = FUNCTIONS["amax" if ord > 0 else "amin"](sums, across, True)
+    # The greatest of no sums is 0, and a least there is none.
+    pick = "amin" if ord < 0 else "amax" if A.shape[across] else "sum"
+    found = FUNCTIONS[pick](sums, across, True)
     return found if keepdim else found.squeeze((rows, columns))
 
 

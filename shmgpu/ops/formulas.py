@@ -54,8 +54,17 @@ def logical_xor(a: Node, b: Operand) -> Node:
 
 
 def lerp(start: Node, end: Node, weight: Operand) -> Node:
-    """Between two: ``start + weight * (end - start)``."""
-    return e.add(start, e.mul(weight, e.sub(end, start)))
+    """Between two: ``start + weight * (end - start)``, from the nearer one, as PyTorch does it."""
+    span = e.sub(end, start)
+    if not isinstance(weight, Node):
+        if abs(weight) < 0.5:
+            return e.add(start, e.mul(weight, span))
+        return e.sub(end, e.mul(span, 1 - weight))
+    return e.where(
+        e.lt(e.abs(weight), 0.5),
+        e.add(start, e.mul(weight, span)),
+        e.sub(end, e.mul(span, e.sub(1, weight))),
+    )
 
 
 def addcmul(x: Node, tensor1: Node, tensor2: Node, *, value: float = 1) -> Node:
@@ -236,7 +245,7 @@ def quantile(
     found = index_select(ordered, -1, cast(low, int64))
     if high is not low:
         above = index_select(ordered, -1, cast(high, int64))
-        found = e.add(found, e.mul(e.sub(above, found), share))
+        found = lerp(found, above, share)
     found = e.where(reductions.any(e.isnan(rows), -1, True), math.nan, found)
     return reshape(movedim(found, -1, 0), (*q.spec.shape, *(kept if keepdim else rest)))
 
