@@ -156,7 +156,8 @@ def cdist(x1: Node, x2: Node, p: float = 2.0) -> Node:
     one, other = x1.spec.shape, x2.spec.shape
     if min(len(one), len(other)) < 2 or one[-1] != other[-1]:
         raise ValueError(f"cdist: {one} and {other} must be vectors of one length, in two axes")
-    return norm(sub(unsqueeze(x1, -2), unsqueeze(x2, -3)), p, -1)
+    # Of vectors without elements a norm of infinity has no greatest: all their norms are 0.
+    return norm(sub(unsqueeze(x1, -2), unsqueeze(x2, -3)), p if one[-1] else 1, -1)
 
 
 def triplet_margin_loss(

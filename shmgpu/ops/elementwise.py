@@ -11,7 +11,7 @@ import builtins
 from typing import Any
 
 from shmgpu.ops import rules
-from shmgpu.ops.casting import alias, cast
+from shmgpu.ops.casting import cast
 from shmgpu.ops.graph import Gradient, Node, Op, Scalar, apply
 from shmgpu.ops.kernels import Binder, named, numpy_erf
 from shmgpu.ops.promotion import (
@@ -223,7 +223,7 @@ def div(a: Operand, b: Operand, *, rounding_mode: str | None = None) -> Node:
     if rounding_mode != "trunc":
         raise ValueError(f"div: rounding_mode={rounding_mode!r} must be None, 'floor' or 'trunc'")
     if is_float(result_type((a, b))):
-        found = alias(div(a, b))  # no gradients: 0 times the infinite one of a division by 0 is NaN
+        found = div(a, b)
         return where(lt(found, 0), ceil(found), floor(found))
     below = floor_divide(a, b)
     is_inexact = ne(mul(below, b), a)

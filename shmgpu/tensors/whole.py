@@ -245,10 +245,10 @@ def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -
             f"bincount: takes numbers from 0 on, in one axis: the shape is {input.shape}, and "
             f"minlength={minlength}"
         )
-    if weights is None:
-        return tensor(np.bincount(found, minlength=minlength).astype(np.int64))
-    if weights.shape != input.shape:
+    if weights is not None and weights.shape != input.shape:
         raise ValueError(f"bincount: the weights {weights.shape} are not for {input.shape}")
+    if weights is None or not found.size:  # of nothing PyTorch counts as if there were no weights
+        return tensor(np.bincount(found, minlength=minlength).astype(np.int64))
     sums = np.bincount(found, weights.to("float64").data.numpy(), minlength)
     return tensor(sums, dtype="float32" if weights.dtype.name == "float32" else "float64")
 

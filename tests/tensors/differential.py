@@ -73,8 +73,8 @@ NEARLY = {
 # Of sums of products of sums, in another order; and a quotient as small as these have them.
 NOT_IN_16_BITS = {"matrix_power 5 (named)", "sinc, short (named)"}
 # Gradients: of a norm's element that is 0 torch's is 0, and ours NaN; outside of (0, 1) of a logit,
-# which is NaN there, the other way round.
-SLOPES_ELSEWHERE = {"linalg.norm, -1 (named)", "logit (named)"}
+# which is NaN there, the other way round. A quotient by 0 that is cut has none in torch, here NaN.
+SLOPES_ELSEWHERE = {"linalg.norm, -1 (named)", "logit (named)", "div, trunc (named)"}
 TIES = {"median (named)", "median of an axis (named)"}  # which of equal elements it is
 # Values where an element is infinite or NaN: torch's mean by Welford's method is then NaN.
 NOT_AT_INFINITY = {
