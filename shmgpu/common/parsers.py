@@ -139,5 +139,10 @@ def parse_path(value: Any, name: str) -> str:
 
 
 def parse_text(value: Any, name: str) -> str:
-    """Any value as text."""
+    """Text, or a path as text; raises ConfigError.
+
+    Whatever else there is can be made text, too, and would be the name of a folder.
+    """
+    if not isinstance(value, str | os.PathLike):
+        raise ConfigError(f"{name}={value!r} is not text: pass it as a string")
     return str(value)

@@ -51,6 +51,15 @@ def test_every_setting_has_a_default_that_its_variable_can_say_and_refuses_nonse
             config.resolve(name)
 
 
+@pytest.mark.parametrize("name", sorted(TEXTS))
+@pytest.mark.parametrize("value", [3, b"text", ["text"], lambda: "text"])
+def test_a_text_is_text(name, value, tmp_path):
+    with pytest.raises(ConfigError, match=f"{name}=.* is not text"):
+        config.resolve(name, value)
+    assert config.resolve(name, "text") == "text"
+    assert config.resolve("debug_dir", tmp_path) == str(tmp_path)
+
+
 def test_an_error_names_the_variable_it_came_from(monkeypatch):
     monkeypatch.setenv("SHMGPU_WINDOW", "lots")
     with pytest.raises(ConfigError, match="SHMGPU_WINDOW"):
