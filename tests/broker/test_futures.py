@@ -221,8 +221,9 @@ def test_a_deadline_releases_the_caller_and_the_late_result_its_memory(broker):
 
 def test_a_deadline_of_a_submitted_call_is_its_exception(broker):
     gate = shmgpu.arena.zeros(1)
-    future = held.options(timeout=0.05).submit(gate[:])
-    behind = sleep.options(timeout=0.1).submit(0)
+    # Long enough for it to begin: one that has not is dropped, and makes room for the other.
+    future = held.options(timeout=0.5).submit(gate[:])
+    behind = sleep.options(timeout=0.6).submit(0)
     with pytest.raises(shmgpu.CallTimeout):
         future.result(10)
     with pytest.raises(shmgpu.CallTimeout):
