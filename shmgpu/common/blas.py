@@ -7,25 +7,10 @@ one before it forks, children never make a pool, and helpers ask for what they m
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
 from shmgpu.common import wait_policy
-
-
-def _libraries() -> list[Any]:
-    """Each OpenBLAS that is loaded."""
-    paths = wait_policy.loaded("openblas")
-    if not paths:
-        return []
-    import ctypes
-
-    found = []
-    for path in sorted(paths):
-        with contextlib.suppress(OSError):
-            found.append(ctypes.CDLL(path))
-    return found
 
 
 def end_threads() -> None:
@@ -33,16 +18,23 @@ def end_threads() -> None:
 
     Only for a process in which nobody computes with them: a fork could as well come now.
     """
-    for library in _libraries():
-        end = getattr(library, "blas_thread_shutdown_", None)
-        if end is not None:
-            end()
+    for path in wait_policy.loaded("openblas"):
+        wait_policy.call(path, "blas_thread_shutdown_")
 
 
 def _find() -> list[tuple[Callable[[], int], Callable[[int], Any]]]:
     """(get, set) of each OpenBLAS that is loaded."""
+    paths = wait_policy.loaded("openblas")
+    if not paths:
+        return []
+    import ctypes
+
     found = []
-    for library in _libraries():
+    for path in sorted(paths):
+        try:
+            library = ctypes.CDLL(path)
+        except OSError:
+            continue
         for prefix in ("", "scipy_"):
             for suffix in ("", "64_", "_64"):
                 getter = getattr(library, f"{prefix}openblas_get_num_threads{suffix}", None)

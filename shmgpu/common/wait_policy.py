@@ -46,11 +46,11 @@ def calm() -> bool:
         name = os.path.basename(path)
         if "openblas" in name:
             if "OPENBLAS_THREAD_TIMEOUT" in wanted:
-                _call(path, "openblas_read_env")  # its next pool heeds it, and a fork has none yet
+                call(path, "openblas_read_env")  # its next pool heeds it, and a fork has none yet
         elif name.startswith("libgomp"):
             is_calm &= "OMP_WAIT_POLICY" not in wanted or _calm_gnu(path)
         elif "KMP_BLOCKTIME" in wanted:
-            is_calm &= _call(path, "kmp_set_blocktime", 0)  # LLVM's, and Intel's, its twin
+            is_calm &= call(path, "kmp_set_blocktime", 0)  # LLVM's, and Intel's, its twin
     return is_calm
 
 
@@ -79,7 +79,8 @@ def _function(path: str, name: str) -> Callable[..., int] | None:
     return found
 
 
-def _call(path: str, name: str, *arguments: int) -> bool:
+def call(path: str, name: str, *arguments: int) -> bool:
+    """Call a function of a loaded library; False where it has none of that name."""
     function = _function(path, name)
     if function is not None:
         function(*arguments)
