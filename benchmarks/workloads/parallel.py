@@ -10,24 +10,23 @@ have unless told.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.measure.figures import Figure, Group, ProbeFailed, Workload
+from benchmarks.measure.figures import Figure, Group, Workload
+from benchmarks.workloads import training
 from benchmarks.workloads.tensors import probe
 
 HELPERS = 2
 NARROW, NARROW_BATCH = (784, 128, 10), 32
 WIDE, WIDE_BATCH = (784, 512, 512, 10), 512
-WARM_UPS = 20
 
 
-def _step(widths: tuple[int, ...], batch: int, mesh: Any = None) -> Callable[[], None]:
+def _step(widths: tuple[int, ...], batch: int, mesh: Any = None) -> Callable[[], float]:
     """A step of training; on the mesh, where there is one, with the batch cut."""
-    import numpy as np
-
     import shmgpu
     from shmgpu import nn
 
@@ -35,28 +34,13 @@ def _step(widths: tuple[int, ...], batch: int, mesh: Any = None) -> Callable[[],
     for before, after in itertools.pairwise(widths):
         layers += [nn.ReLU()] * bool(layers) + [nn.Linear(before, after)]
     model = nn.Sequential(*layers)
-    sgd = shmgpu.SGD(model.parameters(), lr=0.01)
-    rng = np.random.default_rng(0)
     put: Callable[[Any], Any] = shmgpu.tensor
     if mesh is not None:
         from shmgpu.distributed import Shard, distribute_tensor
 
-        def put(array: Any) -> Any:
-            return distribute_tensor(array, mesh, [Shard(0)])
-
-    def step() -> None:
-        x = put(rng.standard_normal((batch, widths[0]), dtype=np.float32))
-        y = put(rng.standard_normal((batch, widths[-1]), dtype=np.float32))
-        loss = nn.mse_loss(model(x), y)
-        sgd.zero_grad()
-        loss.backward()
-        sgd.step()
-        if not loss.item() < 100:
-            raise ProbeFailed("the loss grew")
-
-    for _ in range(WARM_UPS):
-        step()
-    return step
+        put = functools.partial(distribute_tensor, device_mesh=mesh, placements=[Shard(0)])
+    sgd = shmgpu.SGD(model.parameters(), lr=0.01)
+    return training.step_of(model, sgd, put, nn.mse_loss, batch)
 
 
 def processor(seconds: float, on_mesh: bool) -> dict[str, float]:
@@ -67,19 +51,13 @@ def processor(seconds: float, on_mesh: bool) -> dict[str, float]:
     with shmgpu.init(helpers=HELPERS if on_mesh else 1, devices="cpu"):
         mesh = init_device_mesh("cpu", (HELPERS,)) if on_mesh else None
         step = _step(NARROW, NARROW_BATCH, mesh)
+        for _ in range(training.WARM_UPS):
+            step()
         count, used, end = 0, time.process_time(), time.perf_counter() + seconds
         while time.perf_counter() < end:
             step()
             count += 1
         return {"us": (time.process_time() - used) / count * 1e6}
-
-
-def _rate(step: Callable[[], None], seconds: float) -> float:
-    count, began = 0, time.perf_counter()
-    while time.perf_counter() - began < seconds:
-        step()
-        count += 1
-    return count / (time.perf_counter() - began)
 
 
 def data_parallel(seconds: float) -> dict[str, float]:
@@ -89,7 +67,7 @@ def data_parallel(seconds: float) -> dict[str, float]:
 
     with shmgpu.init(helpers=HELPERS, devices="cpu"):
         step = _step(WIDE, WIDE_BATCH, init_device_mesh("cpu", (HELPERS,)))
-        return {"rate": _rate(step, seconds)}
+        return {"rate": training.steps_a_second(step, seconds)}
 
 
 def independent(seconds: float) -> dict[str, float]:
@@ -98,7 +76,7 @@ def independent(seconds: float) -> dict[str, float]:
 
     def main(rank: int) -> float:
         step = _step(WIDE, WIDE_BATCH // HELPERS)
-        return _rate(step, seconds)
+        return training.steps_a_second(step, seconds)
 
     rates = shmgpu.launch(main, children=HELPERS, helpers=HELPERS, devices="cpu")
     return {"rate": sum(rates) / len(rates)}

@@ -15,6 +15,7 @@ times as large holds its helper ten times as long, and yet nobody gets more turn
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from benchmarks.measure.figures import Figure, Group, ProbeFailed, Workload
@@ -28,7 +29,7 @@ def _mlp(nn: Any) -> Any:
     return nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
-def _steps(step: Any, seconds: float) -> float:
+def steps_a_second(step: Any, seconds: float) -> float:
     """Return how many steps a second are done."""
     for _ in range(WARM_UPS):
         step()
@@ -39,14 +40,17 @@ def _steps(step: Any, seconds: float) -> float:
     return count / (time.perf_counter() - began)
 
 
-def _step(model: Any, optimiser: Any, tensor: Any, loss_of: Any) -> Any:
+def step_of(
+    model: Any, optimiser: Any, tensor: Any, loss_of: Any, batch: int = BATCH
+) -> Callable[[], float]:
+    """Return a step from 784 to 10 numbers over fresh inputs, of which ``tensor`` makes tensors."""
     import numpy as np
 
     rng = np.random.default_rng(0)
 
     def step() -> float:
-        x = tensor(rng.standard_normal((BATCH, 784), dtype=np.float32))
-        y = tensor(rng.standard_normal((BATCH, 10), dtype=np.float32))
+        x = tensor(rng.standard_normal((batch, 784), dtype=np.float32))
+        y = tensor(rng.standard_normal((batch, 10), dtype=np.float32))
         loss = loss_of(model(x), y)
         optimiser.zero_grad()
         loss.backward()
@@ -67,7 +71,9 @@ def shmgpu_mlp(seconds: float, device: str = "cpu") -> dict[str, float]:
     with shmgpu.init(helpers=1, devices=[device]):
         model = _mlp(nn)
         optimiser = shmgpu.SGD(model.parameters(), lr=0.01)
-        return {"rate": _steps(_step(model, optimiser, shmgpu.tensor, nn.mse_loss), seconds)}
+        return {
+            "rate": steps_a_second(step_of(model, optimiser, shmgpu.tensor, nn.mse_loss), seconds)
+        }
 
 
 def eager_mlp(seconds: float, device: str = "cpu") -> dict[str, float]:
@@ -82,7 +88,7 @@ def eager_mlp(seconds: float, device: str = "cpu") -> dict[str, float]:
     def tensor(array: Any) -> Any:
         return torch.from_numpy(array).to(device)
 
-    return {"rate": _steps(_step(model, optimiser, tensor, loss_of), seconds)}
+    return {"rate": steps_a_second(step_of(model, optimiser, tensor, loss_of), seconds)}
 
 
 def shmgpu_busy(seconds: float, imports_first: bool = False) -> dict[str, float]:
@@ -96,7 +102,7 @@ def shmgpu_busy(seconds: float, imports_first: bool = False) -> dict[str, float]
 
     with shmgpu.init():
         model = _mlp(nn)
-        step = _step(model, shmgpu.SGD(model.parameters(), lr=0.01), shmgpu.tensor, nn.mse_loss)
+        step = step_of(model, shmgpu.SGD(model.parameters(), lr=0.01), shmgpu.tensor, nn.mse_loss)
         pids = [0, *(helper["pid"] for helper in shmgpu.stats()["helpers"])]
 
         def measure() -> tuple[float, float]:
@@ -186,7 +192,7 @@ def shmgpu_transformer(seconds: float) -> dict[str, float]:
         model = _transformer(nn, nn.scaled_dot_product_attention, shmgpu.arange)
         optimiser = shmgpu.optim.AdamW(model.parameters(), lr=1e-3)
         step = _text_step(model, optimiser, shmgpu.tensor, nn.cross_entropy)
-        return {"rate": _steps(step, seconds)}
+        return {"rate": steps_a_second(step, seconds)}
 
 
 def eager_transformer(seconds: float) -> dict[str, float]:
@@ -198,7 +204,7 @@ def eager_transformer(seconds: float) -> dict[str, float]:
     model = _transformer(torch.nn, functional.scaled_dot_product_attention, torch.arange)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
     return {
-        "rate": _steps(
+        "rate": steps_a_second(
             _text_step(model, optimiser, torch.from_numpy, functional.cross_entropy), seconds
         )
     }
@@ -212,7 +218,7 @@ def shmgpu_growth(seconds: float) -> dict[str, float]:
 
     with shmgpu.init(helpers=1, devices=["cpu"]):
         model = _mlp(nn)
-        step = _step(model, shmgpu.SGD(model.parameters(), lr=0.01), shmgpu.tensor, nn.mse_loss)
+        step = step_of(model, shmgpu.SGD(model.parameters(), lr=0.01), shmgpu.tensor, nn.mse_loss)
         pids = {"helper": shmgpu.stats()["helpers"][0]["pid"], "child": 0}
         for _ in range(500):
             step()
