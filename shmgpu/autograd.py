@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from shmgpu.tensors import autograd
-from shmgpu.tensors.base import as_operand
+from shmgpu.tensors.base import backward_from
 from shmgpu.tensors.grad_mode import enable_grad, no_grad, set_grad_enabled
 from shmgpu.tensors.tensor import Tensor, grad
 
@@ -51,23 +50,4 @@ def backward(
     seeds = [None] * len(outs) if given is None else list(given)
     if len(seeds) != len(outs):
         raise ValueError(f"backward: {len(seeds)} gradients are given for {len(outs)} tensors")
-    nodes = []
-    for one, seed in zip(outs, seeds, strict=True):
-        if not one.requires_grad:
-            raise RuntimeError("backward: nothing that a tensor depends on has requires_grad=True")
-        node = None if seed is None else as_operand(seed, one.dtype)
-        if node is not None and node.spec.shape != one.shape:
-            raise ValueError(
-                f"backward: the gradient's shape {node.spec.shape} is not the tensor's {one.shape}"
-            )
-        nodes.append(node)
-    found = autograd.gradients(
-        [one._node for one in outs],
-        nodes,
-        create_graph=create_graph,
-        retain_graph=create_graph if retain_graph is None else retain_graph,
-    )
-    for leaf, share in found.items():
-        tensor = leaf.leaf()
-        if tensor is not None:
-            tensor._add_grad(share)
+    backward_from(outs, seeds, retain_graph, create_graph, "a tensor")

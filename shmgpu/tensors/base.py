@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import sys
 import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -560,23 +561,7 @@ class Tensor:
         Raises:
             RuntimeError: no leaf requires a gradient, or the graph was released.
         """
-        if not self._node.needs_grad:
-            raise RuntimeError(
-                "backward: nothing that this tensor depends on has requires_grad=True"
-            )
-        seed = None if gradient is None else as_operand(gradient, self.dtype)
-        if seed is not None and seed.spec.shape != self.shape:
-            raise ValueError(
-                f"backward: the gradient's shape {seed.spec.shape} is not the tensor's {self.shape}"
-            )
-        keep = create_graph if retain_graph is None else retain_graph
-        found = autograd.gradients(
-            [self._node], [seed], create_graph=create_graph, retain_graph=keep
-        )
-        for node, share in found.items():
-            tensor = node.leaf()
-            if tensor is not None:
-                tensor._add_grad(share)
+        backward_from([self], [gradient], retain_graph, create_graph, "this tensor")
 
     def _add_grad(self, share: Node) -> None:
         before = self.grad
@@ -694,6 +679,39 @@ class Tensor:
 
 
 # ---- from and to what callers have -------------------------------------------------------------
+
+
+def backward_from(
+    outs: Sequence[Tensor],
+    gradients: Sequence[Any],
+    retain_graph: bool | None,
+    create_graph: bool,
+    who: str,
+) -> None:
+    """Compute gradients of all of these at once, and add them to ``grad`` of every leaf.
+
+    ``gradients``: with respect to each, None for ones; ``who``: what a sentence calls one.
+    """
+    seeds = []
+    for out, gradient in zip(outs, gradients, strict=True):
+        if not out._node.needs_grad:
+            raise RuntimeError(f"backward: nothing that {who} depends on has requires_grad=True")
+        seed = None if gradient is None else as_operand(gradient, out.dtype)
+        if seed is not None and seed.spec.shape != out.shape:
+            raise ValueError(
+                f"backward: the gradient's shape {seed.spec.shape} is not the tensor's {out.shape}"
+            )
+        seeds.append(seed)
+    found = autograd.gradients(
+        [out._node for out in outs],
+        seeds,
+        create_graph=create_graph,
+        retain_graph=create_graph if retain_graph is None else retain_graph,
+    )
+    for node, share in found.items():
+        tensor = node.leaf()
+        if tensor is not None:
+            tensor._add_grad(share)
 
 
 def as_operand(value: Any, dtype: DType | None = None) -> Any:
