@@ -12,7 +12,7 @@ from shmgpu.codec import dtypes
 from shmgpu.ops import elementwise as e
 from shmgpu.ops import formulas, products, reductions, rules
 from shmgpu.ops.casting import cast
-from shmgpu.ops.creation import eye, full, zeros_like
+from shmgpu.ops.creation import eye, zeros_like
 from shmgpu.ops.graph import Node
 from shmgpu.ops.linear import dot, matmul
 from shmgpu.ops.ordering import Found, sort
@@ -92,8 +92,6 @@ def sinc(x: Node) -> Node:
 def xlogy(input: Node, other: Operand) -> Node:
     """``input * log(other)``, 0 where ``input`` is, unless ``other`` is NaN."""
     a, b = floats(input, other)
-    if not isinstance(other, Node):
-        b = full((), other, b.spec.dtype)
     outside = e.logical_or(e.le(b, 0), e.eq(b, math.inf))
     return e.mul(a, e.log(e.where(e.logical_and(e.eq(a, 0), outside), 1.0, b)))
 
