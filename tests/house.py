@@ -444,6 +444,10 @@ compat/gt/nn                        child
 compat/gt/workers                   child
 compat/gt/server                    parent
 compat/gt/worker                    child
+compat/netcl/collectives            child
+compat/netcl/replicas               child
+compat/netcl/training               child
+compat/netcl/__init__               child
 __main__                            parent
 """
 

@@ -89,6 +89,13 @@ SHOWN = {
         r"the losses are one helper's: True",
         r"from 0\.\d+ to 0\.[01]\d+",
     ],
+    "netcl_replicas.py": [
+        r"all_reduce: \[3.0, 3.0\] and \[3.0, 3.0\]",
+        r"mean of gradients of 2 rows and of 1: \[6.0, 6.0\]",
+        r"meetings in 144 steps: \{'all_reduce': 288\}",
+        r"loss from 2\.\d+ to 0\.[12]\d+",
+        r"accuracy on pictures it has not seen: 9\d\.\d\d%",
+    ],
     "tape_demo.py": [
         *("Nothing has been computed yet.", "", "Input tape", r" +message .*"),
         *(r" +waits .*" for _ in range(6)),
