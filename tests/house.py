@@ -448,6 +448,15 @@ compat/netcl/collectives            child
 compat/netcl/replicas               child
 compat/netcl/training               child
 compat/netcl/__init__               child
+compat/tinygrad/device              child
+compat/tinygrad/tensor              child
+compat/tinygrad/methods             child
+compat/tinygrad/jit                 child
+compat/tinygrad/helpers             any
+compat/tinygrad/nn/optim            child
+compat/tinygrad/nn/state            child
+compat/tinygrad/nn/__init__         child
+compat/tinygrad/__init__            child
 __main__                            parent
 """
 

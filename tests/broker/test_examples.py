@@ -96,6 +96,11 @@ SHOWN = {
         r"loss from 2\.\d+ to 0\.[12]\d+",
         r"accuracy on pictures it has not seen: 9\d\.\d\d%",
     ],
+    "tinygrad_digits.py": [
+        r"the weights lie on helper:0, helper:1",
+        r"loss from 2\.\d+ to 0\.[01]\d+",
+        r"accuracy on pictures it has not seen: 9\d\.\d\d%",
+    ],
     "tape_demo.py": [
         *("Nothing has been computed yet.", "", "Input tape", r" +message .*"),
         *(r" +waits .*" for _ in range(6)),
