@@ -30,6 +30,7 @@ class MeshMessage:
         first: handle of the first value that is kept.
         numbers: the plain numbers, as they are sent.
         arrays: of the arena.
+        loaded: the nodes that have them.
         residents: what it is given that members hold, as nodes and their handles.
         donated: those of them that nobody needs afterwards.
         nodes: what its steps compute.
@@ -48,16 +49,19 @@ class MeshMessage:
         "freed",
         "kept",
         "lives",
+        "loaded",
         "nodes",
         "numbers",
         "order",
         "program",
         "read",
         "residents",
+        "seen",
     )
 
     alive: Set[Node]
     order: int
+    seen: Any  # an observer's
 
     def __init__(
         self,
@@ -71,6 +75,7 @@ class MeshMessage:
         self.first = first
         self.numbers = program.numbers.pack(*draft.numbers, *program.constants)
         self.arrays: list[Held] = [one.value for one in draft.arrays if type(one.value) is Held]
+        self.loaded = [node for node in draft.arrays if type(node.value) is Held]
         self.residents = [(node.value.handle, node) for node in draft.residents]
         self.donated = draft.donated
         self.nodes = draft.order

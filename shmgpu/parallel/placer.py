@@ -29,6 +29,7 @@ from shmgpu.ops.redistribution import RECORDED
 from shmgpu.parallel.mending import mend
 from shmgpu.parallel.message import MeshMessage
 from shmgpu.parallel.programs import MeshPrograms, Wanted, layouts_of
+from shmgpu.tensors import recorder as recording
 from shmgpu.tensors.failures import (
     ANOTHER,
     cannot_fail_any_more,
@@ -253,6 +254,8 @@ class MeshPlacer:
                 raise
             return self._failed(message, error)
         message.delivered(recorder)
+        if recording.observer is not None:
+            recording.observer.spread(message, is_answered=wait)
         for watcher in self.watchers:
             watcher(message.program.lowered)
         if wait:
@@ -298,6 +301,8 @@ class MeshPlacer:
             if error is None:
                 self._deaths = 0
                 self._heard(message)
+                if recording.observer is not None:
+                    recording.observer.spread(message, is_answered=True)
             elif isinstance(error, (HelperDied, RemoteError, GangAborted)) or is_let_go(error):
                 failed.append((message, error))  # and those that build on it will have failed, too
             else:

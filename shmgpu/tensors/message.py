@@ -269,5 +269,8 @@ class Observer(Protocol):
     def failed(self, message: Message, error: BaseException) -> None:
         """What it would have made will not be."""
 
+    def spread(self, message: Any, is_answered: bool) -> None:
+        """Members of a mesh have it, and what it keeps has handles; later: have answered it."""
+
     def died(self, helper: int) -> None:
         """A helper is no more, nor what it held; its replacement has its number."""

@@ -266,3 +266,24 @@ def test_a_member_that_died_while_nothing_ran_is_mended_at_the_next_step(deaths)
     until(lambda: gt.stats()["helpers"][1]["generation"] > row["generation"], "it was replaced")
     for turn in range(3):
         assert (whole * (turn + 1)).sum().item() == 48 * (turn + 1)
+
+
+def test_the_output_queue_is_sound_though_a_member_died(two):
+    """What its replacement was given instead is known by its tensor's number."""
+    mesh = two.mesh(2)
+    gt.debug.enable()
+    try:
+        w = on(mesh, Replicate())(WEIGHTS[0])
+        for step in range(3):
+            if step == 1:
+                os.kill(gt.stats()["helpers"][1]["pid"], signal.SIGKILL)
+            w += 1
+            y = on(mesh, Shard(0))(X[0]) @ w
+            y.numpy()
+        assert gt.debug.verify()
+        rows = gt.debug.get_output_queue()
+    finally:
+        gt.debug.disable()
+    np.testing.assert_allclose(y.numpy(), X[0] @ (WEIGHTS[0] + 3), rtol=1e-4, atol=1e-4)
+    assert [row["helper"] for row in rows if row["kind"] == "DIED"] == [1]
+    assert {row["source"] for row in rows if row["kind"] == "MOVE"} == {0}

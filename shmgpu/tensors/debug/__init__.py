@@ -167,6 +167,8 @@ def print_output_queue() -> None:
 def _details(one: Instruction) -> str:
     if one.kind == "RUN":
         return one.call
+    if one.kind == "MEET":
+        return f"{one.call}, {one.nbytes:,} bytes"
     if one.kind == "DIED":
         return "what it held is gone"
     if one.kind == "MOVE":

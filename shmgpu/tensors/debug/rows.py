@@ -46,17 +46,18 @@ class Instruction:
         message: number of the message that it belongs to.
         kind: ``FREE`` a handle is released; ``MOVE`` a tensor leaves helper ``source`` for
             ``helper``, through the arena; ``LOAD`` an array of the arena is read where it lies;
-            ``USE`` a tensor that the helper holds is; ``RUN`` an operation; ``KEEP`` what it made
-            stays and gets a handle; ``READ`` what it made goes to the arena; ``REUSE`` the memory
-            of a tensor that nobody needs is taken for another; ``DIED`` the helper did, and all
-            that it held is gone.
+            ``USE`` a tensor that the helper holds is; ``RUN`` an operation; ``MEET`` members of a
+            mesh exchange pieces, and ``nbytes`` come from others; ``KEEP`` what it made stays and
+            gets a handle; ``READ`` what it made goes to the arena; ``REUSE`` the memory of a tensor
+            that nobody needs is taken for another; ``DIED`` the helper did, and all that it held
+            is gone.
         helper: where.
         tensor: number of the tensor; 0 where only the handle is known.
         handle: of the tensor in that helper; 0: it has none.
         source: where a MOVE begins; -1 elsewhere.
         nbytes: of the tensor.
         inputs: numbers of the tensors that a RUN takes.
-        call: what a RUN does.
+        call: what a RUN does, or what a MEET is.
     """
 
     message: int

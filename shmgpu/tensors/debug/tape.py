@@ -91,6 +91,16 @@ class Tape:
                 seen.is_written = True
                 self.messages.add(seen.sent)
 
+    def spread(self, message: Any, is_answered: bool) -> None:
+        """Write the rows of all members of a mesh; the second time only that it was answered."""
+        seen: list[Sent] | None = getattr(message, "seen", None)
+        if seen is None:
+            self._spread(message)
+            seen = message.seen
+        if is_answered:
+            for sent in seen:
+                sent.answered_ns = time.monotonic_ns()
+
     def died(self, helper: int) -> None:
         """Forget what it held."""
         self.handles = {key: row for key, row in self.handles.items() if key[0] != helper}
@@ -100,6 +110,9 @@ class Tape:
 
     def _moved(self, seen: _Seen) -> None:
         [leaf] = seen.leaves
+        held = self.handles.get((leaf.helper, leaf.handle))
+        if held is not None:  # a copy for the replacement of one that died is called otherwise
+            leaf = replace(leaf, tensor=held.tensor)
         self._moves.append(replace(leaf, kind="MOVE", source=leaf.helper))
 
     def _ran(self, message: Message, seen: _Seen) -> None:
@@ -129,6 +142,73 @@ class Tape:
             add(Instruction(number, "KEEP", helper, node.number, handle, nbytes=spec.nbytes))
         for node in message.read:
             add(Instruction(number, "READ", helper, node.number, nbytes=node.spec.nbytes))
+
+    def _spread(self, message: Any) -> None:
+        """A member's rows are those of a message of its own, with the meetings among them."""
+        number = self._next
+        self._next += 1
+        names: Counter[str] = Counter(_name(node) for node in message.nodes)
+        operations = [operation_of(node, number) for node in message.nodes]
+        for one in operations:
+            self.operations.add(one)
+        helpers = [life.number for life in message.lives]
+        now = time.monotonic_ns()
+        message.seen = [Sent(number, helper, now, names) for helper in helpers]
+        for rank, sent in enumerate(message.seen):
+            self.messages.add(sent)
+            self.counts.setdefault(sent.helper, Counter()).update(names)
+            self._of_member(message, rank, number, sent.helper, operations)
+
+    def _of_member(
+        self, message: Any, rank: int, number: int, helper: int, operations: list[Operation]
+    ) -> None:
+        add = self.instructions.add
+        for move in self._moves:
+            add(replace(move, helper=helper))
+        self._moves = []
+        for handle, nbytes in message.freed[rank]:
+            kept = self.handles.pop((helper, handle), None)
+            tensor = 0 if kept is None else kept.tensor
+            add(Instruction(number, "FREE", helper, tensor, handle, nbytes=nbytes))
+        for node in message.loaded:
+            add(Instruction(number, "LOAD", helper, node.number, nbytes=node.spec.nbytes))
+        for handle, node in message.residents:
+            nbytes = node.value.nbytes[rank]
+            if (helper, handle) not in self.handles:  # a replacement was given it
+                self._keep(number, helper, node, handle, nbytes)
+            add(Instruction(number, "USE", helper, node.number, handle, nbytes=nbytes))
+        meetings: dict[int, list[Instruction]] = {}
+        for one in message.program.lowered.collectives:
+            row = Instruction(
+                number, "MEET", helper, 0, nbytes=one.nbytes[rank], call=f"{one.kind} {one.number}"
+            )
+            meetings.setdefault(min(one.steps, default=len(operations)), []).append(row)
+        for place, done in enumerate(operations):
+            for row in meetings.pop(place, ()):
+                add(row)
+            add(Instruction(number, "RUN", helper, done.tensor, inputs=done.inputs, call=done.call))
+        for rows in meetings.values():
+            for row in rows:
+                add(row)
+        for node in message.donated:
+            self.handles.pop((helper, node.value.handle), None)
+            add(Instruction(number, "REUSE", helper, node.number, node.value.handle))
+        for node in message.kept:
+            self._keep(number, helper, node, node.value.handle, node.value.nbytes[rank])
+        lowered = message.program.lowered
+        for place in lowered.readers[rank]:
+            node = message.read[place]
+            nbytes = lowered.read[place].local_spec(rank, node.spec).nbytes
+            add(Instruction(number, "READ", helper, node.number, nbytes=nbytes))
+
+    def _keep(self, number: int, helper: int, node: Node, handle: int, nbytes: int) -> None:
+        spec = node.spec
+        self.handles[helper, handle] = Handle(
+            node.number, helper, handle, spec.dtype.name, spec.shape, nbytes
+        )
+        self.instructions.add(
+            Instruction(number, "KEEP", helper, node.number, handle, nbytes=nbytes)
+        )
 
 
 def _name(node: Node) -> str:
