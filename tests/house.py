@@ -348,7 +348,10 @@ parallel/constraints                child
 parallel/watching                   child
 parallel/modules                    child
 parallel/fully_sharded              child
+parallel/signals                    child
+parallel/signal_files               child
 debug                               child
+signal                              child
 messages                            child
 
 doctor/probes                       any
@@ -439,6 +442,7 @@ cli/trace                           parent
 cli/main                            parent
 __init__                            any
 compat/__init__                     any
+compat/gt/config                    child
 compat/gt/__init__                  child
 compat/gt/nn                        child
 compat/gt/workers                   child

@@ -3,29 +3,54 @@
 Everything that is not named here is :mod:`shmgpu`'s. In a program that has imported this, tensors
 that are made of none (``randn``, ``zeros``, ``tensor``, ...) are given to the helpers in turn;
 ``max`` and ``min`` with ``axis=`` give values alone; ``T`` exchanges the last two axes;
-``connect()`` gives the membership that there is, and starts a broker where none runs. Owns these
+``connect()`` gives the membership that there is, and starts a broker where none runs. Signals lay
+tensors on meshes; ``GT_CONFIG`` names their file, ``GT_AUTO_SHARD=1`` cuts all tensors. Owns these
 differences. Never computes: all of it is done by the package's own functions.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import shmgpu
 from shmgpu import nn as nn
+from shmgpu import signal as signal
 from shmgpu.attach import endpoint, hosts, membership
 from shmgpu.attach.membership import Membership
-from shmgpu.common import config
+from shmgpu.common import config as settings
+from shmgpu.compat.gt import config as config
 from shmgpu.ops import casting, graph, shaping
+from shmgpu.parallel import signal_files, signals
+from shmgpu.parallel.signal_files import load_config
+from shmgpu.parallel.signals import ShardConfig, SignalConfig, register_config
 from shmgpu.tensors import current
 from shmgpu.tensors import tensor as tensors
 from shmgpu.tensors.sharing import view
 from shmgpu.tensors.tensor import Tensor
 
-__all__ = ["connect", "from_numpy", "max", "min", "nn", "tensor"]
+__all__ = [
+    "ShardConfig",
+    "SignalConfig",
+    "config",
+    "connect",
+    "from_numpy",
+    "load_config",
+    "max",
+    "min",
+    "nn",
+    "register_config",
+    "signal",
+    "signal_tensor",
+    "tensor",
+]
 
+signal_tensor = signal.tensor
 current.put_leaves_in_turn()
+signal_files.load_from_environment()
+if os.environ.get("GT_AUTO_SHARD", "0") not in ("", "0"):
+    signals.shard_everything()
 
 
 def __getattr__(name: str) -> Any:
@@ -66,7 +91,7 @@ def connect(
         if (listening := endpoint.connect(path)) is not None:
             listening.close()
             return membership.connect(path)
-    return membership.ensure(idle_timeout=config.resolve("idle_timeout"))
+    return membership.ensure(idle_timeout=settings.resolve("idle_timeout"))
 
 
 def tensor(data: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
