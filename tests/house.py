@@ -236,6 +236,7 @@ ops/page                            any
 ops/program                         any
 ops/program_message                 any
 
+engine/joint                        helper
 engine/cuda                         helper
 engine/backends                     helper
 engine/capture                      helper

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from shmgpu.engine.joint import JOINTS, Joint
 from shmgpu.ops.graph import Spec, spec_of
 from shmgpu.ops.promotion import bfloat16, bool_, float16, float32
 
@@ -51,6 +52,7 @@ class Backend(Protocol):
     name: str
     module: Any
     is_host: bool  # arrays lie where C can reach them, and are copied out before they change
+    joints: Sequence[Joint]  # what it does in one call
 
     def kernel(self, op: Any, specs: tuple[Spec, ...], params: Any, out: Spec) -> Any:
         """The operation as a callable."""
@@ -123,6 +125,7 @@ class NumpyBackend:
     name = "numpy"
     module = np
     is_host = True
+    joints = ()
 
     def kernel(self, op: Any, specs: tuple[Spec, ...], params: Any, out: Spec) -> Any:
         if op.is_collective or not any(spec.dtype in _HALVES for spec in (*specs, out)):
@@ -182,6 +185,7 @@ class TorchBackend:
     """On the helper's device, with torch."""
 
     name = "torch"
+    joints = JOINTS
 
     def __init__(self, device: str) -> None:
         import torch

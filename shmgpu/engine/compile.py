@@ -105,14 +105,16 @@ class Fused:
     """A program's plan with chains of operations as loops in C, which are being compiled."""
 
     def __init__(self, program: Program, backend: Backend, options: Options) -> None:
-        self.plan = planning.make(program, options, fusion.groups, backend.is_host)
+        self.plan = planning.make(
+            program, options, fusion.groups, backend.is_host, joints=backend.joints
+        )
         specs = _specs(program)
         first_number = len(program.arrays)
         numbers = range(first_number, first_number + len(program.numbers))
         self.loops: dict[int, fusion.Loop] = {}
         self.is_whole = True  # every group became a loop
         for place, unit in enumerate(self.plan.units):
-            if len(unit.slots) > 1:
+            if len(unit.slots) > 1 and unit.joint is None:
                 loop = fusion.loop(unit, self.plan.steps, specs, numbers)
                 if loop is None:
                     self.is_whole = False
@@ -138,7 +140,11 @@ def compiled(
     """
     # A replayed graph knows its arrays by their addresses, so small ones stay where they are, too.
     least = MIN_BUFFER if backend.is_host else 1
-    plan = fused.plan if fused else planning.make(program, options, None, backend.is_host, least)
+    plan = (
+        fused.plan
+        if fused
+        else planning.make(program, options, None, backend.is_host, least, backend.joints)
+    )
     specs = _specs(program)
     first_number = len(program.arrays)
     first = first_number + len(program.numbers)
@@ -199,6 +205,12 @@ def compiled(
                     f"  {''.join(names[one] + ', ' for one in loop.outputs)}= "
                     f"k{unit.slots[0]}(({given}), ({numbers}), ({outs}))"
                 )
+        elif unit.joint is not None:
+            together = [plan.steps[slot] for slot in unit.slots]
+            scope[f"k{unit.slots[0]}"] = unit.joint.torch(backend.module, together, specs)
+            given = ", ".join(names[one] for step in together for one in step.inputs)
+            outs = "".join(f"{names[one]}, " for one in unit.slots)
+            lines.append(f"  {outs}= k{unit.slots[0]}({given})")
         else:
             (slot,) = unit.slots
             step = plan.steps[slot]

@@ -12,9 +12,11 @@ there has changed nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from shmgpu.engine import joint
+from shmgpu.engine.joint import Joint
 from shmgpu.ops.casting import ALIAS
 from shmgpu.ops.graph import Op, Spec
 from shmgpu.ops.program import Program, Step
@@ -30,7 +32,8 @@ MIN_LATE = 8  # how many there are: less is not worth an answer of its own
 class Options:
     """What may be done to a program; each gives equal results."""
 
-    reuse_results: bool = True  # equal operations on equal inputs are done once
+    # Equal operations on equal inputs are done once, and by one kernel what one kernel gives.
+    reuse_results: bool = True
     plan_memory: bool = True  # values without a reader left make room for others
     drop_unused: bool = True  # what nobody reads is not computed
     fuse: bool = True  # chains on elements become one loop, where there is a C compiler
@@ -47,17 +50,19 @@ class Options:
 
 @dataclass(frozen=True)
 class Unit:
-    """What is done at once: one step, or several that were fused.
+    """What is done at once: one step, or several that were fused, or that one kernel does.
 
     Attributes:
         slots: the steps.
         inputs: slots that are read, each once.
         outputs: the steps' values that are seen outside.
+        joint: the kernel of several steps.
     """
 
     slots: tuple[int, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    joint: Joint | None = None
 
 
 # (steps by slot, specs by slot, slots done before the answer, first slot of a step) -> groups of
@@ -104,11 +109,13 @@ def make(
     grouping: Grouping | None = None,
     reads_in_buffers: bool = True,
     min_buffer: int = MIN_BUFFER,
+    joints: Sequence[Joint] = (),
 ) -> ProgramPlan:
     """Plan a program.
 
     ``grouping`` finds what is fused; ``reads_in_buffers``: what the child wants to see is copied
-    before the next program runs; ``min_buffer``: bytes from which on memory is planned.
+    before the next program runs; ``min_buffer``: bytes from which on memory is planned; ``joints``:
+    what the library does in one call.
     """
     plan = ProgramPlan()
     first = len(program.arrays) + len(program.numbers)
@@ -121,8 +128,10 @@ def make(
         _drop_unused(plan, wanted, first)
     early = _early(plan.steps, specs, read if options.answer_early else [], first)
     turns = _turns(plan.steps)
-    groups = grouping(_waiting(plan.steps, turns), specs, early, first) if grouping else []
-    units = _ordered(plan.steps, groups, wanted, first, turns)
+    joined = joint.groups(plan.steps, specs, early, first, joints if options.reuse_results else ())
+    waiting = _waiting(plan.steps, turns, joined)
+    groups = grouping(waiting, specs, early, first) if grouping else []
+    units = _ordered(plan.steps, groups, joined, wanted, first, turns)
     plan.units = [unit for unit in units if unit.slots[0] in early]
     plan.early = len(plan.units)
     plan.units += [unit for unit in units if unit.slots[0] not in early]
@@ -199,11 +208,18 @@ def _turns(steps: dict[int, Step]) -> dict[int, int]:
     return dict(zip(collectives[1:], collectives, strict=False))
 
 
-def _waiting(steps: dict[int, Step], turns: dict[int, int]) -> dict[int, Step]:
-    """The steps, as if each of these read the one that it waits for."""
-    if not turns:
-        return steps
+def _waiting(
+    steps: dict[int, Step], turns: dict[int, int], joined: Iterable[tuple[int, ...]]
+) -> dict[int, Step]:
+    """The steps, as if each of these read the one that it waits for.
+
+    And as if what one kernel does read all that this kernel reads.
+    """
     found = dict(steps)
+    for slots in joined:
+        inputs = tuple(dict.fromkeys(one for slot in slots for one in steps[slot].inputs))
+        for slot in slots:
+            found[slot] = Step(steps[slot].op, inputs, steps[slot].params, steps[slot].spec)
     for slot, before in turns.items():
         step = steps[slot]
         found[slot] = Step(step.op, (*step.inputs, before), step.params, step.spec)
@@ -232,12 +248,13 @@ def _early(steps: dict[int, Step], specs: Sequence[Spec], read: list[int], first
 def _ordered(
     steps: dict[int, Step],
     groups: list[tuple[int, ...]],
+    joined: dict[tuple[int, ...], Joint],
     wanted: set[int],
     first: int,
     turns: dict[int, int],
 ) -> list[Unit]:
     """Units in an order in which inputs and earlier turns come first, else as recorded."""
-    home = {slot: group for group in groups for slot in group}
+    home = {slot: group for group in (*groups, *joined) for slot in group}
     readers: dict[int, list[int]] = {}
     for slot, step in steps.items():
         for one in step.inputs:
@@ -253,7 +270,8 @@ def _ordered(
             for slot in slots
             if slot in wanted or any(reader not in own for reader in readers.get(slot, ()))
         ]
-        return Unit(slots, tuple([one for one in inputs if one not in own]), tuple(outputs))
+        read = tuple([one for one in inputs if one not in own])
+        return Unit(slots, read, tuple(outputs), joined.get(slots))
 
     units: list[Unit] = []
     done: set[int] = set()
@@ -295,7 +313,8 @@ def _place(
     for now, unit in enumerate(plan.units):
         is_fused = len(unit.slots) > 1
         op = plan.steps[unit.slots[0]].op
-        for slot in unit.outputs if is_fused or op.takes_out else ():
+        takes_out = unit.joint is None and (is_fused or op.takes_out)
+        for slot in unit.outputs if takes_out else ():
             spec = specs[slot]
             if spec.nbytes < min_buffer:
                 continue
