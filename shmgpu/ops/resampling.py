@@ -17,6 +17,7 @@ from shmgpu.ops.indexing import index_select
 from shmgpu.ops.promotion import float64, int64, is_float
 from shmgpu.ops.reductions import amax, mean
 from shmgpu.ops.shaping import cat, narrow, reshape
+from shmgpu.ops.windows import avg_pool2d
 
 Reduce = Callable[[Node, int, bool], Node]
 
@@ -68,7 +69,12 @@ def adaptive_avg_pool2d(input: Node, output_size: Any) -> Node:
         ValueError: other axes, or sizes that are none.
         TypeError: the tensor is not of floats.
     """
-    return _adapted(input, output_size, 2, "adaptive_avg_pool2d", mean)
+    name = "adaptive_avg_pool2d"
+    lengths, sizes = input.spec.shape[-2:], _sizes(input, output_size, 2, name)
+    windows = [n // size for n, size in zip(lengths, sizes, strict=True)]
+    if all(windows) and not any(n % size for n, size in zip(lengths, sizes, strict=True)):
+        return avg_pool2d(input, windows)  # all of one size, which there is a kernel for
+    return _adapted(input, output_size, 2, name, mean)
 
 
 def adaptive_max_pool1d(input: Node, output_size: Any) -> Node:
