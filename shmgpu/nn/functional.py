@@ -14,9 +14,12 @@ from shmgpu.ops import (
     batch_normalising,
     distances,
     nonlinearities,
+    promotion,
     resampling,
     signals,
+    updates,
 )
+from shmgpu.ops.casting import cast
 from shmgpu.ops.promotion import is_float
 from shmgpu.tensors.grad_mode import no_grad
 from shmgpu.tensors.tensor import FUNCTIONS, Tensor, ones, rand, recording
@@ -133,11 +136,16 @@ _instance_norm = recording(batch_normalising.instance_norm)
 
 def _follow(running: Tensor | None, value: Tensor, share: Any) -> None:
     """A running statistic goes that share of the way to the batch's."""
-    if running is not None:
-        with no_grad():
-            before, value = running * (1 - share), value.detach()
-            is_number = not isinstance(share, Tensor)
-            running.copy_(before.add(value, alpha=share) if is_number else before + value * share)
+    if running is None:
+        return
+    with no_grad():
+        if isinstance(share, Tensor):
+            running.copy_(running * (1 - share) + value * share)
+            return
+        before, dtype = running._node, running.dtype
+        rest, part = promotion.number(1 - share, dtype), promotion.number(share, dtype)
+        made = updates.running_mean(before, cast(value._node, dtype), rest, part)
+        running._updated(running._where_it_is(made))
 
 
 def batch_norm(

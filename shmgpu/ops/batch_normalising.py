@@ -20,7 +20,7 @@ from shmgpu.ops.graph import Node, Op, Params, Spec, apply, spec_of
 from shmgpu.ops.normalising import layer_norm
 from shmgpu.ops.promotion import as_node, float32, is_float
 from shmgpu.ops.reductions import mean
-from shmgpu.ops.shaping import narrow, reshape
+from shmgpu.ops.shaping import SLICE, reshape
 from shmgpu.ops.stretching import sum
 
 Specs = tuple[Spec, ...]
@@ -62,7 +62,9 @@ def _axes(ndim: int) -> tuple[int, ...]:
 
 def _row(pair: Node, place: int) -> Node:
     """(channels,) of (2, channels)."""
-    return reshape(narrow(pair, 0, place, 1), pair.spec.shape[1:])
+    (_, channels), step = pair.spec.shape, (1, 1)
+    row = apply(SLICE, (pair,), ((place, 0), (place + 1, channels), step))
+    return reshape(row, (channels,))
 
 
 def _pair(specs: Specs, params: Params) -> Spec:
