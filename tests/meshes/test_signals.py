@@ -73,9 +73,11 @@ def test_what_is_made_within_a_scope_is_cut_and_computed_in_pieces(queue):
 def test_tensors_from_outside_are_laid_by_the_first_operation_on_them(queue):
     x, w = gt.tensor(X), gt.tensor(W)
     with signal.context("rows"):
+        turned = x.T
         y = x @ w
         total = (y.T * 2).sum()  # views and scalars are left as they come
-    assert not isinstance(x, DTensor) and y.placements == (Shard(0),)
+    assert not isinstance(x, DTensor) and not isinstance(turned, DTensor)
+    assert y.placements == (Shard(0),)
     np.testing.assert_allclose(total.item(), 2 * (X @ W).sum(), rtol=1e-4)
     assert {row["call"].partition(" ")[0] for row in queue("MEET")} == {"all_reduce"}
     assert {row["helper"] for row in queue("MEET")} == {0, 1, 2}

@@ -188,7 +188,9 @@ def train(tiny, sharded):
     assert not tiny.Tensor.training and opt.lr == 0.005
     with pytest.raises(RuntimeError, match="enabled to use the optimizer"):
         opt.step()
+    learned = norm.running_var.numpy().copy()
     accuracy = (x.sequential(layers).argmax(axis=1) == y).mean().item()
+    np.testing.assert_array_equal(norm.running_var.numpy(), learned)  # only training moves them
     return losses, conv.weight, norm.running_var, accuracy
 
 
