@@ -466,8 +466,11 @@ class CountedTransport:
 
     def _counted(self, name: str, send: Callable[..., int]) -> Callable[..., int]:
         def counted(*args: int) -> int:
-            setattr(self, name, getattr(self, name) + 1)
-            return send(*args)
+            status = send(*args)
+            # Two threads may offer one buffer: what the second does is refused, and sends nothing.
+            if status >= 0:
+                setattr(self, name, getattr(self, name) + 1)
+            return status
 
         return counted
 
