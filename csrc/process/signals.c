@@ -13,6 +13,7 @@ static struct {
   struct sigaction caller_int, caller_term, caller_hup, caller_chld, caller_pipe;
 } kept;
 static pthread_t waiter; /* the parent's loop */
+static int hangup_ends;  /* SIGHUP would have killed the host of a launch: it asks for the end */
 
 /* Written by handlers. */
 static volatile sig_atomic_t stop_requests, stop_signal;
@@ -46,6 +47,10 @@ static int has_handler(const struct sigaction *action) {
          action->sa_handler != SIG_IGN;
 }
 
+static int is_standard(const struct sigaction *action) {
+  return (action->sa_flags & SA_SIGINFO) == 0 && action->sa_handler == SIG_DFL;
+}
+
 void shmi_signals_take(int ignore_interrupt) {
   struct sigaction stop = {.sa_handler = on_stop_signal};
   struct sigaction standard = {.sa_handler = SIG_DFL}, ignore = {.sa_handler = SIG_IGN};
@@ -69,6 +74,8 @@ void shmi_signals_take(int ignore_interrupt) {
   sigaction(SIGTERM, &stop, &kept.caller_term);
   sigaction(SIGHUP, NULL, &kept.caller_hup);
   if (has_handler(&kept.caller_hup)) sigaction(SIGHUP, &hangup, NULL);
+  hangup_ends = !ignore_interrupt && is_standard(&kept.caller_hup);
+  if (hangup_ends) sigaction(SIGHUP, &stop, NULL);
   sigaction(SIGCHLD, &standard, &kept.caller_chld); /* if ignored, the kernel would reap for us */
   sigaction(SIGPIPE, &ignore, &kept.caller_pipe);
   shmi_pipe_sigpipe(1);
@@ -101,7 +108,7 @@ void shmi_signals_of_role(int role) {
   sigaction(SIGINT, &ignore, NULL);
   sigaction(SIGTERM, role == SHM_ROLE_HELPER ? &term : &standard, NULL);
   sigaction(SIGPIPE, &ignore, NULL);
-  sigaction(SIGHUP, &kept.caller_hup, NULL);
+  sigaction(SIGHUP, hangup_ends ? &ignore : &kept.caller_hup, NULL);
   sigaction(SIGCHLD, &kept.caller_chld, NULL);
   pthread_sigmask(SIG_SETMASK, &kept.caller_mask, NULL);
   shmi_pipe_sigpipe(1);

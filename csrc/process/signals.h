@@ -6,7 +6,8 @@
  *                                                         the parent says so, and lives on when a
  *                                                         whole process group was told; what a
  *                                                         session forks: when its own parent does
- *   SIGHUP   the host's             the host's            as the caller had it
+ *   SIGHUP   the host's; asks for   the host's            as the caller had it; ignored where it
+ *            the end if it has none                       asks the parent for the end
  *   SIGCHLD  the standard           the standard          as the caller had it
  *   SIGPIPE  ignored                ignored               ignored: a dead peer is an outcome
  *

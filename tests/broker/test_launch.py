@@ -409,8 +409,16 @@ def test_what_the_caller_froze_stays_frozen_and_nothing_else():
     assert out.stdout.split() == ["False", "True", "True", "True"], out.stderr
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 1), (signal.SIGTERM, 143)])
-def test_a_signal_ends_a_launch_in_order(number, code):
+@pytest.mark.parametrize(
+    ("number", "code", "whole_group"),
+    [
+        (signal.SIGINT, 1, False),
+        (signal.SIGTERM, 143, False),
+        (signal.SIGHUP, 129, False),
+        (signal.SIGHUP, 129, True),  # as a terminal sends it that was closed
+    ],
+)
+def test_a_signal_ends_a_launch_in_order(number, code, whole_group):
     program = """
         import os, shmgpu, sys, time
         def main(rank):
@@ -426,11 +434,14 @@ def test_a_signal_ends_a_launch_in_order(number, code):
             sys.exit(1)
     """
     process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", textwrap.dedent(program)],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     assert process.stdout is not None
     assert [process.stdout.readline() for _ in range(2)] == ["up\n", "up\n"]
-    process.send_signal(number)
+    (os.killpg if whole_group else os.kill)(process.pid, number)
     out, _ = process.communicate(timeout=30)
     assert process.returncode == code
     assert out.count("unwound") == 2

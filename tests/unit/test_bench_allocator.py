@@ -103,8 +103,9 @@ def test_a_small_trace_is_replayed_on_every_allocator(tmp_path, monkeypatch):
 
 
 @needs_compiler
-def test_a_library_that_is_not_mimalloc_is_not_measured_as_mimalloc(tmp_path):
-    trace = adversarial.write("growing", tmp_path)
+def test_a_library_that_is_not_mimalloc_is_not_measured_as_mimalloc(tmp_path, monkeypatch):
+    monkeypatch.setattr(adversarial, "STEPS", 2_000)
+    trace = adversarial.write("lifo", tmp_path)
     with pytest.raises(ProbeFailed, match="not mimalloc's"):
         allocator.replay(trace, 1, ("mimalloc",), "--mimalloc", "libm.so.6")
 
