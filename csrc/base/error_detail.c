@@ -19,7 +19,9 @@ void shmi_error_detail_set(const char *format, ...) {
 
 void shmi_error_detail_errno(const char *what) {
   int saved = errno;
-  shmi_error_detail_set("%s: %s", what, strerror(saved));
+  /* The one limit whose name the text of its error does not suggest: it holds for memory files. */
+  const char *lift = saved == EFBIG ? ", by a limit of the shell: ulimit -f unlimited" : "";
+  shmi_error_detail_set("%s: %s%s", what, strerror(saved), lift);
   errno = saved;
 }
 

@@ -8,7 +8,7 @@
 #define SHMI_ERROR_DETAIL_H
 
 __attribute__((format(printf, 1, 2))) void shmi_error_detail_set(const char *format, ...);
-/* "what: strerror(errno)" */
+/* "what: strerror(errno)", and what lifts a limit. */
 void shmi_error_detail_errno(const char *what);
 
 #endif

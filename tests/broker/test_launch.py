@@ -379,6 +379,16 @@ def test_a_hard_limit_on_open_files_is_refused_in_a_sentence():
     assert "ulimit -n" in out.stderr
 
 
+def test_a_limit_on_the_size_of_files_is_refused_in_a_sentence():
+    program = """
+        import resource, shmgpu
+        resource.setrlimit(resource.RLIMIT_FSIZE, (32 << 10, 32 << 10))
+        shmgpu.launch(lambda rank: 1, children=1, arena="64KiB", devices="cpu")
+    """
+    out = run_program(program)
+    assert "LaunchError" in out.stderr and "ulimit -f unlimited" in out.stderr
+
+
 def test_importing_shmgpu_does_not_import_torch():
     out = run_program("import sys, shmgpu; print('torch' in sys.modules)")
     assert out.stdout.strip() == "False", out.stderr
