@@ -204,6 +204,33 @@ def test_one_that_is_alike_but_cut_short_or_too_long_is_refused(server):
     assert client.ask(bytes(8))[0] == 200
 
 
+def raw(server):
+    """Whose requests are the bytes of the model's only input, without JSON."""
+    client = in_place(server)
+    client.header = b""
+    return client
+
+
+def test_of_data_alone_each_of_many_is_answered_with_binary_data(server):
+    client = raw(server)
+    for number in range(3 * ALIKE):
+        for values in ([number, 2], [3, number, 5, 6][: 2 + 2 * (number % 2)]):
+            status, said, data = client.ask(struct.pack(f"<{len(values)}f", *values))
+            sent = said["outputs"][0]["parameters"]["binary_data_size"]
+            found = struct.unpack(f"<{sent // 4}f", data)
+            assert (status, found) == (200, tuple(2 * value for value in values))
+
+
+def test_json_that_is_a_number_is_not_taken_for_a_request_of_data_alone(server):
+    client = raw(server)
+    for _ in range(ALIKE):
+        assert client.ask(bytes(8))[0] == 200
+    client.header = b"8"
+    for _ in range(2):
+        status, said, _ = client.ask(bytes(7))
+        assert status == 400 and "not a JSON object" in said["error"]
+
+
 def read_answer(reader):
     """The last eight bytes of one answer's body."""
     assert reader.readline() == b"HTTP/1.1 200 OK\r\n"

@@ -506,8 +506,10 @@ class TestAgainstTheModel:
         assert same(self.raw(data.tobytes(), (2, 3)).array(), data.reshape(2, 3))
         assert same(self.raw(data.tobytes(), (-1, 3)).array(), data.reshape(2, 3))
         assert self.raw(data.tobytes(), (-1, -1), max_batch_size=4).shape == (1, 6)
-        picture = self.raw(b"jpeg", (-1,), "BYTES")
+        picture = self.raw(b"jpeg", (1,), "BYTES")
         assert (picture.shape, picture.array().tolist()) == ((1,), [b"jpeg"])
+        picture = self.raw(b"jpeg", (-1, 1), "BYTES", max_batch_size=4)
+        assert (picture.shape, picture.array().tolist()) == ((1, 1), [[b"jpeg"]])
 
     @pytest.mark.parametrize(
         ("size", "shape", "datatype", "word"),
@@ -516,6 +518,7 @@ class TestAgainstTheModel:
             (20, (-1, 3), "FP32", "multiple of 12"),
             (24, (-1, -1), "FP32", "one extent open"),
             (24, (2,), "BYTES", "one BYTES element"),
+            (24, (-1,), "BYTES", "one BYTES element"),
         ],
     )
     def test_data_alone_must_give_a_shape(self, size, shape, datatype, word):

@@ -89,6 +89,15 @@ def test_elements_that_must_be_looked_at_are_looked_at_each_time(server):
     assert status == 400, body
 
 
+def test_a_request_of_data_alone_is_remembered_by_its_bytes():
+    body = memoryview(bytes(24))
+    assert templates.key_of(body, 0) == 24
+    assert templates.key_of(body, 8) == bytes(8)
+    assert templates.key_of(body, None) == bytes(24)
+    assert templates.key_of(bytes(templates.MOST_BYTES + 1), None) is None
+    assert templates.key_of(body, -1) is None
+
+
 def test_who_asks_for_the_connections_end_finds_it_after_each_answer(server):
     header = json.dumps(
         {

@@ -164,16 +164,13 @@ class Front:
             seen = self.catalog.version
             encoding = request.headers.get(b"content-encoding")
             body = request.body
-            header = b""
+            key = None
             if encoding is not None:
                 body = decoded(body, encoding, self.options.max_body)
             else:
-                length = request.header_length or 0
-                if request.header_length is None:
-                    length = len(body)
-                if 0 < length <= templates.MOST_BYTES:
-                    header = bytes(body[:length])
-                    before = served.templates.get(header)
+                key = templates.key_of(body, request.header_length)
+                if key is not None:
+                    before = served.templates.get(key)
                     args = before.arguments(body, seen) if before is not None else None
                     if before is not None and args is not None:
                         answering = _Answering(request)
@@ -202,8 +199,8 @@ class Front:
             pending = self.calls.start(served, parsed, started_ns, outcome)
             request.on_disconnect = pending.cancel
             pending.traceparent = traceparent
-            if header:
-                templates.remember(served, header, parsed, pending.args, view, seen)
+            if key is not None:
+                templates.remember(served, key, parsed, pending.args, view, seen)
         except Exception as error:
             self.calls.refused(served, started_ns, traceparent, (name, version, ""), error)
             raise

@@ -77,7 +77,10 @@ def _list(noun: str, names: Sequence[str]) -> str:
 
 
 def raw_request(view: memoryview, model: ModelMetadata | None) -> InferRequest:
-    """The request whose whole body is the model's only input; raises ProtocolError, status 400."""
+    """The request whose whole body is the model's only input; raises ProtocolError, status 400.
+
+    It is answered with binary outputs: who sends no JSON wants none to read numbers from.
+    """
     if model is None:
         raise refusal("Inference-Header-Content-Length is 0, and this request needs its JSON")
     if len(model.inputs) != 1:
@@ -93,16 +96,16 @@ def raw_request(view: memoryview, model: ModelMetadata | None) -> InferRequest:
         shape[0] = 1
     data: memoryview | np.ndarray[Any, Any] = view
     if datatype.kind == "bytes":
-        # The body is the one element, without its length.
-        shape = [1 if extent == ANY else extent for extent in shape]
-        if datatypes.count(shape) != 1:
+        # The body is the one element, without its length. How many it is cannot be seen, so the
+        # model must say: Triton refuses an open extent, too.
+        if ANY in shape or datatypes.count(shape) != 1:
             raise refusal(
                 f"{whose} has the shape {list(tensor.shape)}, and a request of binary data alone "
                 "carries one BYTES element: send the JSON that gives the shape"
             )
         data = np.empty(tuple(shape), dtype=object)
         data.reshape(-1)[0] = bytes(view)
-        return InferRequest(inputs=[InputTensor(tensor.name, datatype.name, tuple(shape), data)])
+        return _binary(InputTensor(tensor.name, datatype.name, tuple(shape), data))
     if shape.count(ANY) > 1:
         raise refusal(
             f"{whose} has the shape {list(tensor.shape)}, of which a request of binary data alone "
@@ -120,4 +123,8 @@ def raw_request(view: memoryview, model: ModelMetadata | None) -> InferRequest:
         datatypes.check(datatype, shape, view)
     except ValueError as error:
         raise refusal(f"{whose} {error}") from None
-    return InferRequest(inputs=[InputTensor(tensor.name, datatype.name, tuple(shape), view)])
+    return _binary(InputTensor(tensor.name, datatype.name, tuple(shape), view))
+
+
+def _binary(tensor: InputTensor) -> InferRequest:
+    return InferRequest(inputs=[tensor], binary_output=True)

@@ -67,7 +67,7 @@ class ServedModel(ServerFunction):
         self.input_index = {one.name: index for index, one in enumerate(self.metadata.inputs)}
         self.output_index = {one.name: index for index, one in enumerate(self.metadata.outputs)}
         self.max_batch_size: int = description["max_batch_size"]
-        self.templates: dict[bytes, Any] = {}  # see shmgpu.serve.scheduling.templates
+        self.templates: dict[bytes | int, Any] = {}  # see shmgpu.serve.scheduling.templates
         self.prepared = [_declared(one) for one in description["prepared"]]
         self.prepare = _prepare_of(description, source) if self.prepared else None
         taken = [] if self.prepared else self.inputs  # what is prepared is plain numbers

@@ -1,7 +1,8 @@
 """Requests that differ from an earlier one in nothing but the bytes of their tensors.
 
 Owns what is remembered of such a request, by its JSON header: where its tensors lie, which is all
-that the next one needs; and the JSON header of its answers, by their shapes. A client that sends
+that the next one needs; and the JSON header of its answers, by their shapes. Of a request without
+one, whose body is the model's only input, the number of bytes stands for it. A client that sends
 one model the same shapes writes the same header each time, and parsing it again would cost more
 than everything else that a worker does. Never sends a call.
 """
@@ -127,9 +128,22 @@ class RequestTemplate:
         return list(buffers), header_length
 
 
+def key_of(body: memoryview | bytes | bytearray, header_length: int | None) -> bytes | int | None:
+    """What a request is remembered by; None: it is not.
+
+    Args:
+        body: of the request, as it came.
+        header_length: bytes of it that are JSON; None: all are; 0: none is.
+    """
+    if header_length == 0:
+        return len(body)
+    size = len(body) if header_length is None else header_length
+    return bytes(body[:size]) if 0 < size <= MOST_BYTES else None
+
+
 def remember(
     served: ServedModel,
-    header: bytes,
+    key: bytes | int,
     request: InferRequest,
     args: tuple[Any, ...],
     body: memoryview,
@@ -139,7 +153,7 @@ def remember(
 
     Args:
         served: the model.
-        header: its JSON.
+        key: of :func:`key_of`.
         request: what was read.
         args: what its call carried; see :meth:`shmgpu.serve.scheduling.inference.Calls.start`.
         body: all of the request.
@@ -148,7 +162,7 @@ def remember(
     if served.prepare is not None:
         return
     pieces = []
-    offset = len(header)
+    begin = offset = 0 if isinstance(key, int) else len(key)
     first = len(args) - len(served.inputs)  # before the inputs: the number, and where outputs go
     for one in request.inputs:
         if one.shm is not None:
@@ -158,7 +172,7 @@ def remember(
         # Elements of these are looked at one by one; those of JSON are not in the body.
         if datatype.kind in ("bool", "bytes") or not isinstance(one.data, memoryview):
             return
-        if (offset - len(header)) % datatype.itemsize or not one.data.nbytes:
+        if (offset - begin) % datatype.itemsize or not one.data.nbytes:
             return
         pieces.append((index + first, datatype.storage, tuple(one.shape), offset))
         offset += one.data.nbytes
@@ -173,7 +187,7 @@ def remember(
     )
     if len(served.templates) >= MOST_HEADERS:
         served.templates.clear()
-    served.templates[header] = RequestTemplate(
+    served.templates[key] = RequestTemplate(
         served, kept, kept_args, pieces, offset, rows, version, uses_regions(request)
     )
 
