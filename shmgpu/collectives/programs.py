@@ -116,8 +116,17 @@ class ProgramCollectives:
 
     def _prepare(self, what: tuple[Any, ...], out: Any) -> Prepared:
         kind, members, counts, received, op = what
+        op, _, algorithm = op.partition("/")
         reduction = _REDUCTIONS.get(op, op)
-        spec = CollectiveSpec(kind, of_any(out.dtype), counts, received, reduction, group=members)
+        spec = CollectiveSpec(
+            kind,
+            of_any(out.dtype),
+            counts,
+            received,
+            reduction,
+            algorithm=algorithm or "auto",
+            group=members,
+        )
         if len(self._prepared) >= MAX_PREPARED:
             self._prepared.clear()
         made = self._backend.prepare(spec, self.rank, self._size)

@@ -19,7 +19,7 @@ _NAMES = {
         "parallel.device_mesh": "DeviceMesh init_device_mesh",
         "parallel.tensors": "DTensor distribute_tensor from_local",
         "parallel.constraints": "constrain local_map parallelize",
-        "parallel.watching": "CommDebugMode explain",
+        "parallel.watching": "CommDebugMode all_reduce_algorithm explain",
         "parallel.modules": "ColwiseParallel ParallelStyle PrepareModuleInput PrepareModuleOutput "
         "RowwiseParallel SequenceParallel loss_parallel parallelize_module",
         "parallel.fully_sharded": "fully_shard",

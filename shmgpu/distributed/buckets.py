@@ -47,6 +47,19 @@ def inputs_of(entry: Entry) -> Iterable[int]:
 # ---- together --------------------------------------------------------------------------------
 
 
+def name_algorithm(draft: Draft, order: list[int], algorithm: str) -> None:
+    """Have all_reduces be done in that way: it stands behind the reduction."""
+
+    def named(params: Params) -> Params:
+        return (*params[:2], f"{params[2]}/{algorithm}", *params[3:])
+
+    for slot in order:
+        entry = draft.entries[slot]
+        if entry.op is collective.ALL_REDUCE or entry.op is collective.ALL_REDUCE_MANY:
+            by_rank = type(entry.params) is list
+            entry.params = [*map(named, entry.params)] if by_rank else named(entry.params)  # type: ignore[arg-type]
+
+
 def _kind(draft: Draft, slot: int, entry: Entry) -> Any:
     """What must be equal of those that share a bucket; None of others."""
     if type(entry.op) is list or entry.op not in collective.MANY:

@@ -61,6 +61,7 @@ class Lowered:
         placed: of each operation of the whole program how its inputs lay and its output lies.
         choices: along each axis of the mesh, for explanations.
         sakes: of each operation of a member the place in the whole program for whose sake it is.
+        algorithm: how members do an all_reduce.
     """
 
     mesh: Mesh
@@ -74,6 +75,7 @@ class Lowered:
     placed: tuple[Placed, ...]
     choices: tuple[Choice, ...]
     sakes: tuple[int, ...]
+    algorithm: str = "auto"
 
     @property
     def nbytes(self) -> tuple[int, ...]:
@@ -114,7 +116,7 @@ class Writer:
         self.roots = [final[one] for one in roots]
         self.numbers: dict[int, int] = {}  # of collectives, by their value
 
-    def lowered(self) -> Lowered:
+    def lowered(self, algorithm: str = "auto") -> Lowered:
         """All that comes of it."""
         draft, program, mesh = self.draft, self.draft.program, self.draft.mesh
         columns: list[list[Step]] = [[] for _ in range(mesh.size)]
@@ -172,6 +174,7 @@ class Writer:
             placed=self.placed,
             choices=self.choices,
             sakes=tuple([draft.entries[slot].step for slot in self.order]),
+            algorithm=algorithm,
         )
 
     def _step(self, op: Op, inputs: tuple[int, ...], params: Params, spec: Spec) -> Step:

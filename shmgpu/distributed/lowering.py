@@ -427,6 +427,7 @@ def lower(
     *,
     bucket_bytes: int = buckets.BUCKET_BYTES,
     overlap: bool = False,
+    algorithm: str = "auto",
 ) -> Lowered:
     """The programs of a mesh's members that do together what ``program`` does.
 
@@ -439,6 +440,7 @@ def lower(
             as its leaf. What is kept or read and stands not here lies as it comes, but not partial.
         bucket_bytes: of collectives that are done as one.
         overlap: whether collectives begin as early and are waited for as late as can be.
+        algorithm: how members do an all_reduce; each way gives the same bits.
 
     Raises:
         ValueError: a layout is of another mesh, or not of the tensor; or what is read is each
@@ -467,6 +469,8 @@ def lower(
     if bucket_bytes:
         order, moved = buckets.bucketed(draft, order, bucket_bytes)
         roots = [moved.get(one, one) for one in roots]
+    if algorithm != "auto":
+        buckets.name_algorithm(draft, order, algorithm)
     if overlap:
         order, moved = buckets.overlapped(draft, order)
         roots = [moved.get(one, one) for one in roots]
@@ -479,7 +483,7 @@ def lower(
         read,
         tuple(lowering.placed),
         tuple(lowering.choices),
-    ).lowered()
+    ).lowered(algorithm)
 
 
 def _check(

@@ -121,7 +121,7 @@ def _count(spec: Spec) -> int:
 
 ALL_REDUCE = _row(
     "all_reduce", lambda specs, params: specs[0], _meet_all_reduce, takes_out=True
-)  # params: number, members, reduction
+)  # params: number, members, reduction; and after a slash the algorithm, where one is asked for
 ALL_REDUCE_MANY = _row(  # likewise; the outcomes lie end to end
     "all_reduce_many",
     lambda specs, params: spec_of(specs[0].dtype, (sum(map(_count, specs)),)),

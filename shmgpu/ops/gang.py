@@ -35,7 +35,10 @@ class Gang(Protocol):
         *,
         wait: bool = True,
     ) -> Finish | None:
-        """``out``: the reduction of everybody's arrays, in the order of ranks."""
+        """``out``: the reduction of everybody's arrays, in the order of ranks.
+
+        ``op``: the reduction; where an algorithm is asked for, it stands behind a slash.
+        """
 
     def all_gather(
         self,

@@ -59,6 +59,7 @@ class MeshPlacer:
         self._plans: dict[Any, GangCallPlan] = {}
         self._sent: deque[tuple[CallFuture[Any], MeshMessage]] = deque()
         self._deaths = 0  # since a message was last answered
+        self.algorithm = "auto"  # of all_reduces
         self.watchers: list[Callable[[Lowered], None]] = []  # called with what is sent
 
     # ---- which ---------------------------------------------------------------------------------
@@ -206,7 +207,9 @@ class MeshPlacer:
         if saved:
             kept = [node for node in draft.order if node.owners or node in saved]
         draft.settled(kept, [] if recorder.is_shared() else draft.unneeded(alive))
-        program = self._programs.of(mesh, draft, _wanted(draft), recorder.numbers.__next__)
+        program = self._programs.of(
+            mesh, draft, _wanted(draft), recorder.numbers.__next__, self.algorithm
+        )
         message = MeshMessage(program, draft, self._members(mesh), recorder.handle)
         recorder.handle += len(kept)
         message.alive = alive

@@ -123,7 +123,14 @@ class MeshPrograms:
     def __init__(self) -> None:
         self._known: dict[Any, MeshProgram] = {}
 
-    def of(self, mesh: Mesh, draft: ProgramDraft, wanted: Wanted, number: Any) -> MeshProgram:
+    def of(
+        self,
+        mesh: Mesh,
+        draft: ProgramDraft,
+        wanted: Wanted,
+        number: Any,
+        algorithm: str = "auto",
+    ) -> MeshProgram:
         """The one of a draft that is settled.
 
         Args:
@@ -131,17 +138,18 @@ class MeshPrograms:
             draft: the program of whole tensors, and what it is given.
             wanted: how what is kept shall lie, where that is said: (place in ``kept``, layout).
             number: gives the next program's number.
+            algorithm: of all_reduces.
 
         Raises:
             ValueError: the tensors lie so that it cannot be done.
         """
         leaves = layouts_of(draft.arrays)
-        key = (draft.key, mesh, leaves, wanted)
+        key = (draft.key, mesh, leaves, wanted, algorithm)
         found = self._known.get(key)
         if found is None:
             program = draft.program(Spread)
             asked = {program.kept[place]: layout for place, layout in wanted}
-            lowered = lower(program, mesh, leaves, asked)
+            lowered = lower(program, mesh, leaves, asked, algorithm=algorithm)
             if len(self._known) >= MAX_PROGRAMS:
                 self._known.clear()
             found = self._known[key] = MeshProgram(number(), program, lowered)

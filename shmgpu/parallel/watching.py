@@ -6,9 +6,12 @@ counting begins and ends, so that it counts what was recorded between the two.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
+from shmgpu import core
 from shmgpu.distributed.explaining import Explanation
 from shmgpu.distributed.lowered import Lowered
 from shmgpu.parallel.placer import MeshPlacer
@@ -27,6 +30,7 @@ class CommDebugMode:
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
+        self._algorithms: Counter[str] = Counter()
         self.nbytes: tuple[int, ...] = ()
 
     def __enter__(self) -> CommDebugMode:
@@ -41,7 +45,10 @@ class CommDebugMode:
             _placer().watchers.remove(self._sent)
 
     def _sent(self, lowered: Lowered) -> None:
-        self._counts.update(one.kind.removesuffix("_many") for one in lowered.collectives)
+        kinds = [one.kind.removesuffix("_many") for one in lowered.collectives]
+        self._counts.update(kinds)
+        if "all_reduce" in kinds:
+            self._algorithms[lowered.algorithm] += kinds.count("all_reduce")
         before = self.nbytes or (0,) * lowered.mesh.size
         if len(before) == lowered.mesh.size:
             self.nbytes = tuple(map(sum, zip(before, lowered.nbytes, strict=True)))
@@ -50,9 +57,47 @@ class CommDebugMode:
         """How often they met, by the kind of meeting: ``"all_reduce"``, ``"all_gather"``, ..."""
         return dict(self._counts)
 
+    def get_algorithm_counts(self) -> dict[str, int]:
+        """How often they met for an all_reduce, by the algorithm that was asked for."""
+        return dict(self._algorithms)
+
     def get_total_counts(self) -> int:
         """How often they met."""
         return self._counts.total()
+
+
+@contextlib.contextmanager
+def all_reduce_algorithm(name: str) -> Iterator[None]:
+    """What is recorded within does its all_reduces in that way, on helpers that are CPUs.
+
+    Each gives the same bits, for reductions go in the order of ranks. What waits is sent when it
+    begins and ends.
+
+    Args:
+        name: ``"naive"`` (all read all), ``"ring"``, ``"all_to_all"`` (each reduces its part, and
+            all gather), or ``"auto"``: by size.
+
+    Raises:
+        ValueError: there is no such algorithm, or no mesh yet.
+    """
+    placer = _placer()
+    before = set_algorithm(placer, name)
+    try:
+        yield
+    finally:
+        set_algorithm(placer, before)
+
+
+def set_algorithm(placer: MeshPlacer, name: str) -> str:
+    """Use it for what is recorded from now on; which it was before."""
+    if name not in core.ALGORITHMS:
+        raise ValueError(
+            f"all_reduce_algorithm: there is no {name!r}: use one of "
+            f"{', '.join(sorted(core.ALGORITHMS))}"
+        )
+    current.recorder().send()
+    before, placer.algorithm = placer.algorithm, name
+    return before
 
 
 def explain(*tensors: Tensor) -> Explanation:

@@ -7,7 +7,7 @@ import pytest
 from meshes.conftest import broker_of
 
 import shmgpu as gt
-from shmgpu.distributed import CommDebugMode
+from shmgpu.distributed import CommDebugMode, all_reduce_algorithm
 from shmgpu.tensors import tensor as tensors
 
 RNG = np.random.default_rng(7)
@@ -89,6 +89,25 @@ def test_reshapes_and_slices_cross_the_boundaries_of_pieces(tiny):
     )
     rows = tiny.Tensor(X).shard(devices(tiny), axis=0)
     np.testing.assert_array_equal((rows[3:9] * 2).numpy(), X[3:9] * 2)
+
+
+@pytest.mark.parametrize("variables", [{"RING": "2"}, {"RING": "0"}, {"ALL2ALL": "2"}, {}])
+def test_each_way_to_reduce_gives_the_same_bits_and_is_counted(tiny, monkeypatch, variables):
+    """Of three devices, whose order shows in the bits of a sum."""
+    way = {"2": "ring", "0": "naive"}.get(
+        variables.get("RING"), "all_to_all" if variables else None
+    )
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    given = (RNG.standard_normal((3, 50_000)) * [[1e8], [1], [1e-3]]).astype("f4")
+    with all_reduce_algorithm("auto"), CommDebugMode() as met:
+        x = tiny.Tensor(given).shard(devices(tiny, 3), axis=0)
+        total = x.sum(axis=0).to(devices(tiny, 3))
+        found = total.numpy()
+    np.testing.assert_array_equal(found, given[0] + given[1] + given[2])
+    assert met.get_algorithm_counts() == {way or "auto": 1}
+    with pytest.raises(ValueError, match="there is no 'tree'"), all_reduce_algorithm("tree"):
+        pass
 
 
 def test_names_that_mean_something_else_there_do_so_here(tiny):

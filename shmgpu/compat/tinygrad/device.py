@@ -7,12 +7,14 @@ inputs lie.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from shmgpu.distributed.mesh import Mesh
 from shmgpu.parallel.device_mesh import HELPER, DeviceMesh, init_device_mesh
+from shmgpu.parallel.watching import set_algorithm
 from shmgpu.tensors import current, devices
 
 _NAMED = re.compile(rf"{HELPER}(?::(\d+))?", re.IGNORECASE)
@@ -94,8 +96,19 @@ def mesh_of_names(names: Sequence[str]) -> DeviceMesh:
     """
     numbers = [number_of(name) for name in names]
     first = init_device_mesh(HELPER, (max(numbers) + 1,))  # they are there
+    if (algorithm := _asked_for()) is not None:
+        placer: Any = current.recorder().placer
+        if placer.algorithm != algorithm:
+            set_algorithm(placer, algorithm)
     helpers = [int(first.mesh[number]) for number in numbers]
     return DeviceMesh(first.device_type, Mesh(helpers, (len(helpers),)))
+
+
+def _asked_for() -> str | None:
+    """The algorithm of all_reduces that tinygrad's variables ask for."""
+    if os.environ.get("ALL2ALL") == "2":
+        return "all_to_all"
+    return {"2": "ring", "0": "naive"}.get(os.environ.get("RING", ""))
 
 
 def names_of(mesh: Mesh) -> DeviceNames:
