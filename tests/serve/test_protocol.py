@@ -206,18 +206,7 @@ class TestAnswersToTheStockClient:
             "m", "1", request, [OutputTensor("y", "FP32", (2,), None, nbytes=8)]
         )
         assert length is None
-        assert json.loads(header)["outputs"] == [
-            {
-                "name": "y",
-                "datatype": "FP32",
-                "shape": [2],
-                "parameters": {
-                    "shared_memory_region": "r",
-                    "shared_memory_offset": 64,
-                    "shared_memory_byte_size": 8,
-                },
-            }
-        ]
+        assert json.loads(header)["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [2]}]
 
     @pytest.mark.parametrize("binary", [False, True])
     def test_the_best_classes_are_given_with_score_index_and_label(self, binary):

@@ -118,8 +118,8 @@ def test_inputs_and_outputs_lie_in_regions(triton, region):
     result = triton.infer("add_sub", inputs, outputs=outputs)
     for name, offset, expected in (("sum", 64, a + b), ("difference", 1024, a - b)):
         shown = result.get_output(name)
-        assert shown["shape"] == [2, 4] and "data" not in shown
-        assert shown["parameters"]["shared_memory_byte_size"] == 32
+        # No parameters, as Triton: its client in C++ fails on those that name no binary data.
+        assert shown == {"name": name, "datatype": "FP32", "shape": [2, 4]}
         found = shm.get_contents_as_numpy(handle, np.float32, [2, 4], offset)
         assert np.array_equal(found, expected)
     assert np.array_equal(shm.get_contents_as_numpy(handle, np.float32, [2, 4]), a)
@@ -138,7 +138,7 @@ def test_an_output_is_made_in_its_place_once_its_shape_is_known(triton, region):
         outputs = [wanted("y", where, nbytes, offset)]
         result = triton.infer("told", inputs, outputs=outputs).get_output("y")
         assert result["shape"] == [rows]
-        assert result["parameters"]["shared_memory_byte_size"] == 4 * rows
+        assert "parameters" not in result and "data" not in result
         found = shm.get_contents_as_numpy(handles[where], np.float32, [rows], offset)
         return (found - x[:rows]).tolist()
 

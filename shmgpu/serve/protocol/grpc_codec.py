@@ -30,9 +30,11 @@ from shmgpu.serve.protocol.types import (
     InferRequest,
     InputTensor,
     OutputTensor,
+    Parameters,
     RequestedOutput,
     RequestLimits,
     Scalar,
+    SharedMemoryRef,
     refusal,
     show_name,
 )
@@ -273,9 +275,18 @@ def build_infer(
         datatype, shape, data = _raw(wanted, output)
         shown = answer.outputs.add(name=output.name, datatype=datatype.name, shape=shape)
         if wanted.shm is not None:
-            _set(shown.parameters, http_codec.region_parameters(wanted.shm, output.nbytes))
+            _set(shown.parameters, _region_parameters(wanted.shm, output.nbytes))
         raw += [_field(_RAW_OUTPUT, len(data)), data]
     return [answer.SerializeToString(), *raw]
+
+
+def _region_parameters(shm: SharedMemoryRef, nbytes: int) -> Parameters:
+    """Those of an output that was written to a region."""
+    return {
+        "shared_memory_region": shm.region,
+        "shared_memory_offset": shm.offset,
+        "shared_memory_byte_size": nbytes,
+    }
 
 
 def _raw(

@@ -278,15 +278,6 @@ def pair(
         yield wanted, found
 
 
-def region_parameters(shm: SharedMemoryRef, nbytes: int) -> Parameters:
-    """The parameters of an output that was written to a region."""
-    return {
-        "shared_memory_region": shm.region,
-        "shared_memory_offset": shm.offset,
-        "shared_memory_byte_size": nbytes,
-    }
-
-
 def _binary(shown: Sequence[dict[str, Any]]) -> bool:
     return any("binary_data_size" in output.get("parameters", ()) for output in shown)
 
@@ -300,10 +291,11 @@ def _show_output(
         datatype, shape = DATATYPES["BYTES"], array.shape
     shown: dict[str, Any] = {"name": output.name, "datatype": datatype.name, "shape": list(shape)}
     if wanted.shm is not None:
-        shown["parameters"] = region_parameters(wanted.shm, output.nbytes)
-    elif array is None:
+        # No parameters, as Triton: its client in C++ takes any for a binary tensor's.
+        return shown
+    if array is None:
         raise ValueError("has no elements to send, and was asked for in no region")
-    elif wanted.binary:
+    if wanted.binary:
         data = array if isinstance(array, memoryview) else datatypes.encode(datatype, array)
         shown["parameters"] = {"binary_data_size": data.nbytes}
         if data.nbytes:
