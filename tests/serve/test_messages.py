@@ -131,7 +131,7 @@ def test_what_is_wrong_is_said(fields, word):
 def test_raw_contents_must_add_up():
     message = request()
     for raw, word in (
-        ([b"abcd"], "take 8"),
+        ([b"abcd"], "Expected 8, got 4"),
         ([b"abcdefgh", b""], "1 more than inputs"),
     ):
         del message.raw_input_contents[:]

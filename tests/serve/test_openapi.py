@@ -93,7 +93,7 @@ def test_every_answer_is_one_that_is_described(operation, allowing):
     [
         ("/v2/models/{name}/infer", {400, 401, 404, 405, 408, 413, 415, 431, 503}),
         ("/v2/health/ready", {400, 401, 404, 405, 408, 413, 431}),
-        ("/v2/systemsharedmemory/region/{name}/register", {403, 409}),
+        ("/v2/systemsharedmemory/region/{name}/register", {403}),
         ("/v2/systemsharedmemory/region/{name}/unregister", {403}),
         ("/v2/cudasharedmemory/region/{name}/register", {501}),
         ("/v2/models/{name}/generate_stream", {503}),

@@ -336,7 +336,7 @@ class TestRefusals:
                     data=...,
                     parameters={"shared_memory_region": "r", "shared_memory_byte_size": 9},
                 ),
-                "take 8",
+                "Expected 8, got",
             ),
             (one_input(parameters=[]), "not an object"),
             (one_input(parameters={"a": [1]}), "not a string, number or boolean"),
@@ -416,7 +416,7 @@ class TestBinaryData:
         assert "4 of the 12" in refusal(body[:-4], length)
         assert "3 of the 19 bytes" in refusal(body + b"abc", length)
         assert "set it to the bytes" in refusal(body, len(body) + 1)
-        assert "take 8" in refusal(*self.body(12))
+        assert "Expected 8, got 12" in refusal(*self.body(12))
         assert "not JSON" in refusal(body, length - 1)
 
     def test_a_boolean_is_0_or_1(self):
@@ -503,7 +503,7 @@ class TestAgainstTheModel:
     @pytest.mark.parametrize(
         ("size", "shape", "datatype", "word"),
         [
-            (20, (2, 3), "FP32", "take 24"),
+            (20, (2, 3), "FP32", "Expected 24, got 20"),
             (20, (-1, 3), "FP32", "multiple of 12"),
             (24, (-1, -1), "FP32", "one extent open"),
             (24, (2,), "BYTES", "one BYTES element"),

@@ -234,12 +234,34 @@ def test_regions_are_one_state_whichever_worker_answers(server, region):
         assert json.loads(ask("GET", "/status")[2]) == [shown]
         assert json.loads(ask("GET", "/region/seen/status")[2]) == [shown]
     status, _, answer = ask("POST", "/region/seen/register", body)
-    assert status == 409 and "registered already" in json.loads(answer)["error"]
+    assert status == 400 and "already in manager" in json.loads(answer)["error"]
     assert ask("POST", "/region/seen/unregister")[0] == 200
     for _ in range(8):
         assert json.loads(ask("GET", "/status")[2]) == []
         assert ask("GET", "/region/seen/status")[0] == 404
     assert ask("POST", "/region/seen/unregister")[0] == 200
+
+
+def test_a_fifo_is_refused_and_no_worker_waits_for_its_writer(triton, server):
+    path = pathlib.Path(f"/dev/shm/fifo-{os.getpid()}")
+    os.mkfifo(path)
+    try:
+        said = refused(triton.register_system_shared_memory, "fifo", f"/{path.name}", 16)
+        assert said.startswith("400") and "another kind of file" in said
+    finally:
+        path.unlink()
+    for _ in range(8):  # each on a connection of its own: to any worker
+        assert server.is_ready()
+
+
+def test_a_link_is_not_followed(triton):
+    path = pathlib.Path(f"/dev/shm/link-{os.getpid()}")
+    path.symlink_to("/etc/passwd")
+    try:
+        said = refused(triton.register_system_shared_memory, "link", f"/{path.name}", 16)
+        assert said.startswith("400 there is no shared memory")
+    finally:
+        path.unlink()
 
 
 def test_the_offset_of_the_region_counts(triton, region):
@@ -303,14 +325,18 @@ def test_places_outside_a_region_are_refused(triton, region):
     triton.register_system_shared_memory("small", key, 32)
     ask = triton.infer
     x = placed("x", [4], "FP32", "small", 16, offset=17)
-    assert refused(ask, "slow", [x]).startswith("400 input 'x' has 16 bytes from 17 on")
+    assert refused(ask, "slow", [x]).startswith(
+        "400 Invalid offset for shared memory region: input 'x' has 16 bytes from 17 on"
+    )
     x = placed("x", [4], "FP32", "other", 16)
-    assert "Unable to find shared memory region: 'other'" in refused(ask, "slow", [x])
+    assert refused(ask, "slow", [x]).startswith("404 Unable to find shared memory region: 'other'")
     x = placed("x", [4], "FP32", "small", 12)
-    assert "take 16" in refused(ask, "slow", [x])
+    assert "byte size mismatch" in refused(ask, "slow", [x])
     x = placed("x", [4], "FP32", "small", 16)
     out = [wanted("y", "small", 16, 32)]
-    assert refused(ask, "slow", [x], outputs=out).startswith("400 output 'y' has 16 bytes")
+    assert refused(ask, "slow", [x], outputs=out).startswith(
+        "400 Invalid offset for shared memory region: output 'y' has 16 bytes"
+    )
     out = [wanted("y", "small", 15, 0)]
     assert "has 15: give it a larger one" in refused(ask, "slow", [x], outputs=out)
 
@@ -395,7 +421,7 @@ def test_unregistering_while_a_request_runs_is_safe(server, triton, region, gate
     assert np.array_equal(shm.get_contents_as_numpy(handle, np.float32, [4], 16), x * 2)
     assert server.children() == before
     assert refused(triton.infer, "slow", [placed("x", [4], "FP32", "busy", 16)]).startswith(
-        "400 Unable to find shared memory region: 'busy'"
+        "404 Unable to find shared memory region: 'busy'"
     )
 
 

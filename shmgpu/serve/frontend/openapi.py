@@ -86,7 +86,7 @@ BODIES: dict[str, dict[str, Any]] = {
 STATUSES: dict[str, tuple[int, ...]] = {
     "ready": (400,),
     "infer": (415, 503),
-    "register": (403, 409),
+    "register": (403,),
     "unregister": (403,),
     "register_cuda": (501,),
     "generate": (503,),

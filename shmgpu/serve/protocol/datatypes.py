@@ -218,8 +218,8 @@ def _walk(data: Buffer, elements: int) -> list[int]:
 
 def _sizes(got: int, needed: int, datatype: Datatype, shape: Sequence[int]) -> str:
     return (
-        f"has {got} bytes, and {datatype.name} elements in the shape {list(shape)} take {needed}: "
-        "correct the size or the shape"
+        f"has an input byte size mismatch for {datatype.name} elements in the shape {list(shape)}. "
+        f"Expected {needed}, got {got}: correct the size or the shape"
     )
 
 

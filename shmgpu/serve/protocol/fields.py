@@ -83,9 +83,9 @@ class FieldReader:
             parameters.pop("binary_data_size", None)
             if shm is not None and datatype.itemsize and shm.nbytes != elements * datatype.itemsize:
                 raise refusal(
-                    f"{whose} has 'shared_memory_byte_size' {shm.nbytes}, and {datatype.name} "
-                    f"elements in the shape {list(shape)} take {elements * datatype.itemsize}: "
-                    "correct the size or the shape"
+                    f"{whose} has an input byte size mismatch for {datatype.name} elements in the "
+                    f"shape {list(shape)}. Expected {elements * datatype.itemsize}, got "
+                    f"'shared_memory_byte_size' {shm.nbytes}: correct the size or the shape"
                 )
         return tensor, datatype, size
 

@@ -30,8 +30,8 @@ def check_request(request: InferRequest, model: ModelMetadata) -> None:
     ]
     if missing:
         raise refusal(
-            f"model {show_name(model.name)} needs {_list('input', missing)}, which the request has "
-            "not: send it"
+            f"expected {len(model.inputs)} inputs but got {len(sent)} inputs for model "
+            f"{show_name(model.name)}: it needs {_list('input', missing)} as well"
         )
     outputs = {tensor.name: tensor for tensor in model.outputs}
     for output in request.outputs:

@@ -14,13 +14,12 @@ import os
 import stat
 from typing import Any
 
-import posix_ipc
-
 from shmgpu.serve.protocol.types import ProtocolError, SharedMemoryRef, refusal, show_name
 from shmgpu.serve.state.control_table import ControlTable
 
 # Files of shared memory that are no client's: this package's, semaphores, Triton's own.
 RESERVED = ("shmgpu", "sem.", "triton_python_backend_shm_region_")
+FOLDER = "/dev/shm"  # where shm_open looks for names
 LONGEST_KEY = 250  # bytes
 LONGEST_NAME = 1024  # characters
 NO_CUDA = (
@@ -39,8 +38,9 @@ def open_region(region: dict[str, Any], flags: int) -> int:
     holder = f"/proc/{region['pid']}/fd/{region['descriptor']}"
     for attempt, path in ((os.open, holder), (_open, region["key"])):
         try:
-            descriptor = attempt(path, flags | os.O_CLOEXEC)
-        except (OSError, posix_ipc.Error):
+            # What was registered may have been replaced, by a FIFO for example.
+            descriptor = attempt(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:
             continue
         if identity(os.fstat(descriptor)) == region["identity"]:
             return descriptor
@@ -52,8 +52,8 @@ def open_region(region: dict[str, Any], flags: int) -> int:
 
 
 def _open(key: str, flags: int) -> int:
-    descriptor: int = posix_ipc.SharedMemory(f"/{key}", read_only=not flags & os.O_RDWR).fd
-    return descriptor
+    """As shm_open does, but at a FIFO that would wait until somebody writes to it."""
+    return os.open(f"{FOLDER}/{key}", flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def identity(status: os.stat_result) -> list[int]:
@@ -91,7 +91,8 @@ class Regions:
             byte_size: of the region.
 
         Raises:
-            ProtocolError: 400; 403 where it is not allowed; 409 where the name is taken.
+            ProtocolError: 400; 403 where it is not allowed; 409 where the name is taken, which
+                the HTTP front end, as Triton's, calls 400.
         """
         self._permit()
         if not 0 < len(name) <= LONGEST_NAME:
@@ -107,14 +108,19 @@ class Regions:
             raise refusal("'byte_size' is 0: give the bytes of the region")
         try:
             descriptor = _open(word, os.O_RDONLY)
-        except (OSError, posix_ipc.Error):
+        except OSError:
             raise refusal(
                 f"there is no shared memory {show_name(word)} that this server may open: create it "
                 "before it is registered, with permissions for the server's user"
             ) from None
         try:
             status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode) or offset + byte_size > status.st_size:
+            if not stat.S_ISREG(status.st_mode):
+                raise refusal(
+                    f"{show_name(word)} is no shared memory, but another kind of file: create it "
+                    "with shm_open"
+                )
+            if offset + byte_size > status.st_size:
                 raise refusal(
                     f"the region has {byte_size} bytes from {offset} on, and the shared memory "
                     f"{show_name(word)} has {status.st_size}: correct 'offset' and 'byte_size'"
@@ -143,8 +149,8 @@ class Regions:
             if name in regions:
                 raise ProtocolError(
                     409,
-                    f"shared memory region {show_name(name)} is registered already: unregister it, "
-                    "or choose another name",
+                    f"shared memory region {show_name(name)} already in manager: unregister it, or "
+                    "choose another name",
                 )
             if len(regions) >= self.most:
                 raise refusal(
@@ -195,17 +201,19 @@ class Regions:
         """Where a tensor lies, for helpers: the region's number, offset and bytes.
 
         Raises:
-            ProtocolError: 400; there is no such region, or it is not that large.
+            ProtocolError: 404, there is no such region; 400, it is not that large.
         """
         self._permit()
         region = self.table.read()[1]["regions"].get(shm.region)
         if region is None:
-            raise refusal(f"{unknown_region(shm.region)}, which {whose} names: register it")
+            raise ProtocolError(
+                404, f"{unknown_region(shm.region)}, which {whose} names: register it"
+            )
         if shm.offset + shm.nbytes > region["byte_size"]:
             raise refusal(
-                f"{whose} has {shm.nbytes} bytes from {shm.offset} on in shared memory region "
-                f"{show_name(shm.region)}, which has {region['byte_size']}: correct "
-                "'shared_memory_offset' and 'shared_memory_byte_size'"
+                f"Invalid offset for shared memory region: {whose} has {shm.nbytes} bytes from "
+                f"{shm.offset} on in {show_name(shm.region)}, which has {region['byte_size']}: "
+                "correct 'shared_memory_offset' and 'shared_memory_byte_size'"
             )
         return region["number"], shm.offset, shm.nbytes
 
