@@ -580,25 +580,30 @@ class Tensor:
     def _updated(self, node: Node) -> Tensor:
         """Take the result of an in-place operation: whoever shares the elements shows it, too."""
         before = self._node
-        if node.spec.shape != before.spec.shape:
-            raise ValueError(
-                f"in place: the result's shape {node.spec.shape} is not the tensor's {self.shape}"
-            )
-        dtype = before.spec.dtype
-        if node.spec.dtype is not dtype:
-            if CATEGORY[node.spec.dtype] > CATEGORY[dtype]:
-                raise TypeError(
-                    f"in place: the result is {node.spec.dtype.name} and the tensor {dtype.name}, "
-                    "which cannot hold it: write x = x + y instead of x += y, or convert"
-                )
-            node = cast(node, dtype)
-        if before.needs_grad and not node.needs_grad:  # gradients of what was there are zeros
+        if node.spec is not before.spec:  # there is one object of each
+            node = self._fitted(node)
+        # Gradients of what was there are zeros.
+        if before.needs_grad and not node.needs_grad and graph.grad_mode.enabled:
             node = indexing.put_slices(before, [slice(None)] * self.ndim, node)
         if self._shared is None:
             self._replace(node)
         else:
             self._shared.write(self, node)
         return self
+
+    def _fitted(self, node: Node) -> Node:
+        """The result of an in-place operation in the tensor's own element type."""
+        if node.spec.shape != self.shape:
+            raise ValueError(
+                f"in place: the result's shape {node.spec.shape} is not the tensor's {self.shape}"
+            )
+        dtype = self.dtype
+        if CATEGORY[node.spec.dtype] > CATEGORY[dtype]:
+            raise TypeError(
+                f"in place: the result is {node.spec.dtype.name} and the tensor {dtype.name}, "
+                "which cannot hold it: write x = x + y instead of x += y, or convert"
+            )
+        return cast(node, dtype)
 
     def _replace(self, node: Node, checks: bool = True) -> None:
         """Show another node instead of this one; the other again where it cannot be computed."""
