@@ -2,7 +2,7 @@
 
 A step is recorded like anything else, so forward, backward and step travel as one program. Numbers
 that change from step to step travel beside it: a new learning rate makes no new program. A rule is
-asked once for each form and shape; what it recorded is reused from then on.
+asked once for each parameter; what it recorded is reused while the same ones have gradients.
 
 A step replaces each parameter and each tensor of its state by one operation in place. If what they
 depend on fails, all of them keep their values. Owns groups and state. Never computes, and never
@@ -118,42 +118,61 @@ class Optimizer:
         return loss
 
     def _update(self, group: Group) -> None:
-        """One step of a group."""
+        """One step of a group: one template for all of its parameters, by what is given to them."""
         names, decay = self._keeps(group), group["weight_decay"]
         flags = (bool(group.get("maximize")), _decay_of(group))
-        nodes: dict[tuple[DType, Numbers], tuple[Node, ...]] = {}  # most share their numbers
-        for one in group["params"]:
-            if one.grad is None:
-                continue
-            before, grad = one._node, one.grad._node
-            if grad.spec.shape != before.spec.shape:
+        moved = [one for one in group["params"] if one.grad is not None]
+        for one in moved:
+            if one.grad.shape != one.shape:
                 raise RuntimeError(
                     f"a parameter of shape {one.shape} has a gradient of shape {one.grad.shape}: "
                     "set grad to a tensor of its own shape"
                 )
+        numbered: dict[tuple[DType, Numbers], tuple[Node, ...]] = {}  # most share their numbers
+        parts: list[tuple[Form, tuple[Node, ...]]] = []
+        befores: list[dict[str, Any]] = []
+        changed: list[Tensor] = []
+        for one in moved:
+            before = one._node
             state = self.state.get(one)
             if state is None:
                 state = self.state[one] = {}
-            as_it_was = state.copy()
+            befores.append(state.copy())
             form, numbers = self._numbers(state, group)
             dtype = before.spec.dtype
             if decay:
                 share = decay if flags[1] == COUPLED else 1 - group["lr"] * decay
                 numbers = (share, *numbers)
-            known = nodes.get((dtype, numbers))
+            known = numbered.get((dtype, numbers))
             if known is None:
                 known = tuple([promotion.number(value, dtype) for value in numbers])
-                nodes[dtype, numbers] = known
+                numbered[dtype, numbers] = known
             kept = []
             for name in names:
                 if name not in state:
                     state[name] = full(one.shape, self._begin(group), dtype=dtype)
                 kept.append(state[name])
-            given = (before, grad, *[each._node for each in kept], *known)
-            key = (type(self), form, flags, *[node.spec for node in given])
-            rule = partial(self._made, form, flags, given, len(kept))
-            for each, node in zip((*kept, one), _templates.record(key, given, rule), strict=True):
-                each._updated(node)  # shown by no other tensor: copy_ would have to mark a copy
+            changed += (*kept, one)
+            parts.append((form, (before, one.grad._node, *[each._node for each in kept], *known)))
+        places: dict[Node, int] = {}
+        key: list[Any] = [type(self), flags, len(names)]
+        for form, given in parts:
+            key += (form, len(given))
+            for node in given:  # two may have one gradient, or the same numbers
+                place = places.setdefault(node, len(places))
+                key.append(place)
+                key.append(node.spec)
+
+        def record() -> list[Node]:
+            return [
+                node for form, given in parts for node in self._made(form, flags, given, len(names))
+            ]
+
+        for each, node in zip(
+            changed, _templates.record(tuple(key), list(places), record), strict=True
+        ):
+            each._updated(node)  # shown by no other tensor: copy_ would have to mark a copy
+        for one, as_it_was in zip(moved, befores, strict=True):
             if (undo := one._node.undo) is not None:
                 turn = self._turns[one] = self._turns.get(one, 0) + 1
                 one._node.undo = (*undo, partial(self._take_back, one, as_it_was, turn))

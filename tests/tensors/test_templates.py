@@ -138,7 +138,20 @@ def test_a_rule_of_an_optimiser_is_asked_once_and_its_numbers_are_those_of_the_s
             optimizer.step()
         made.append([np.asarray(one.detach()) for one in params])
     np.testing.assert_allclose(made[0], made[1], rtol=1e-5)
-    assert len(calls) == 1
+    assert len(calls) == 2  # once for each parameter, in the first step
+
+
+def test_parameters_that_share_a_gradient_do_so_in_that_step_alone(engine):
+    made = []
+    for package in (gt, torch):
+        x, y = (package.tensor([1.0, 2.0], requires_grad=True) for _ in range(2))
+        optimizer = package.optim.SGD([x, y], lr=0.1, momentum=0.9)
+        for factor in (1, 3, 1):
+            optimizer.zero_grad()
+            (x + (y if factor == 1 else y * factor)).sum().backward()
+            optimizer.step()
+        made.append([np.asarray(one.detach()) for one in (x, y)])
+    np.testing.assert_allclose(made[0], made[1], rtol=1e-5)
 
 
 # ---- what a template must not keep ---------------------------------------------------------------
