@@ -420,8 +420,8 @@ serve/scheduling/streams            child
 serve/telemetry/metrics             child
 serve/telemetry/spans               child
 serve/frontend/documents            child
-serve/frontend/connection           child
 serve/frontend/acceptor             child
+serve/frontend/connection           child
 serve/frontend/generate             child
 serve/frontend/coalescing           child
 serve/frontend/fast_path            child

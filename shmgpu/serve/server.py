@@ -79,16 +79,18 @@ def serve(options: argparse.Namespace) -> None:
         function_table.register_late()
         counters: list[Counters] = []
         runtime.computes_with_torch = False  # model files import torch, in helpers
+
+        def session(helper: Any) -> Any:
+            listener.close()  # held here, it would be connected to when no worker listens any more
+            opening = Opening(
+                table, counters[0], options.workers, options.max_sequences, options.sequence_idle
+            )
+            return opening(helper)
+
         plan = LaunchConfig(
             children=options.workers,
             helpers=options.helpers,
-            session=lambda helper: Opening(
-                table,
-                counters[0],
-                options.workers,
-                options.max_sequences,
-                options.sequence_idle,
-            )(helper),
+            session=session,
             devices=options.devices.split(",") if options.devices else None,
             arena=options.arena,
             window=WINDOW,
@@ -120,6 +122,7 @@ def serve(options: argparse.Namespace) -> None:
             daemon.notify(f"READY=1\nSTATUS={status}")
 
         def draining() -> None:
+            listener.close()  # workers answer what waits in its queue, and close it, too
             table.begin_draining()
             daemon.notify("STOPPING=1\nSTATUS=answering what was asked")
 

@@ -15,6 +15,7 @@ import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from time import monotonic
 from typing import Any
 
 import uvloop
@@ -152,8 +153,10 @@ class _Worker:
         self.front.is_leaving = True
         await asyncio.sleep(plan.options.drain_delay)
         self.connections.take_part(False)
-        for listener in listeners:
-            listener.close()
+        self.connections.is_leaving = True
+        await asyncio.gather(
+            *(listener.leave(plan.options.drain_timeout) for listener in listeners)
+        )
         stopped = asyncio.ensure_future(rpc.stop(plan.options.drain_timeout)) if rpc else None
         await self._drained(plan.options.drain_timeout)
         if stopped is not None:
@@ -211,9 +214,9 @@ class _Worker:
         )
 
     async def _drained(self, seconds: float) -> None:
-        """Wait until nothing that was received waits for its answer."""
+        """Wait until nothing that was received waits for its answer, and idle clients are told."""
         until = self.loop.time() + seconds
-        while any(one.waiting or one.request for one in self.connections):
+        while [one for one in list(self.connections) if not one.leave(monotonic())]:
             if self.loop.time() >= until:
                 logger.warning(
                     "%d connections still wait for an answer after %g s: they are closed",

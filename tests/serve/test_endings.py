@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import pathlib
@@ -109,6 +110,88 @@ def test_an_end_turns_ready_off_first_and_answers_what_was_asked(gate):
         server.process.wait(servers.DEADLINE_S)
         with pytest.raises(OSError):
             sleep(server, 0)
+
+
+class Loop(threading.Thread):
+    """A client that asks as soon as it is answered, until it finds nobody who listens.
+
+    Attributes:
+        answered: how often it was.
+        lost: what became of requests that were sent and not answered.
+        goodbyes: connections of which an answer said that it was the last.
+    """
+
+    REQUEST = b"POST /v2/models/sleep/infer HTTP/1.1\r\nHost: here\r\nContent-Length: %d\r\n\r\n%b"
+
+    def __init__(self, server):
+        super().__init__()
+        self.server = server
+        self.answered = self.goodbyes = 0
+        self.lost = []
+        self.start()
+
+    def run(self):
+        data = body("seconds", [0.0])
+        request = self.REQUEST % (len(data), data)
+        while True:
+            try:
+                connection = socket.create_connection((self.server.host, self.server.port))
+            except ConnectionRefusedError:
+                return
+            with connection:
+                connection.settimeout(servers.DEADLINE_S)
+                is_last = False
+                asked = 0
+                while not is_last:
+                    asked += 1
+                    try:
+                        connection.sendall(request)
+                        with http.client.HTTPResponse(connection) as response:
+                            response.begin()
+                            response.read()
+                    except (OSError, http.client.HTTPException) as error:
+                        self.lost.append(f"request {asked} of a connection: {error!r}")
+                        return
+                    assert response.status == 200
+                    self.answered += 1
+                    is_last = response.headers.get("Connection") == "close"
+                self.goodbyes += 1
+
+
+def lose_none(server, clients):
+    loops = [Loop(server) for _ in range(clients)]
+    servers.until(lambda: all(one.answered > 20 for one in loops), "they ask")
+    server.process.send_signal(signal.SIGTERM)
+    for one in loops:
+        one.join(servers.DEADLINE_S)
+    assert server.process.wait(servers.DEADLINE_S) == 0
+    assert [one.lost for one in loops] == [[]] * clients
+    assert all(one.goodbyes for one in loops)
+
+
+def test_an_end_amid_requests_loses_none_that_was_sent():
+    with servers.serving(MODEL, helpers=1, workers=2) as server:
+        lose_none(server, 16)
+
+
+def test_an_end_closes_connections_that_nobody_uses(gate):
+    with servers.serving(MODEL, helpers=1, workers=1) as server:
+        with socket.create_connection((server.host, server.port)) as idle:
+            servers.until(lambda: server.children(), "they run")
+            started = time.monotonic()
+            server.process.send_signal(signal.SIGTERM)
+            idle.settimeout(servers.DEADLINE_S)
+            assert idle.recv(1) == b""
+        assert server.process.wait(servers.DEADLINE_S) == 0
+        assert time.monotonic() - started < servers.DEADLINE_S / 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("time_", range(10))
+def test_ten_ends_in_a_row_lose_none(time_):
+    with servers.serving(MODEL, helpers=2, workers=2) as server:
+        lose_none(server, 32)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -54,6 +54,7 @@ class Connections(set[Any]):
 
     def __init__(self, own: np.ndarray[Any, Any], rank: int) -> None:
         super().__init__()
+        self.is_leaving = False  # answers are the last of their connections
         self._all = own
         self._own = memoryview(own[rank])
         # When connections that are not open yet were accepted. uvloop reports the end of a TLS
@@ -136,6 +137,7 @@ class Listener:
         self._opening: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
+        self._is_leaving = False
         self._queue = select.poll()  # readable while a connection waits
         self._queue.register(listener, select.POLLIN)
         self._most = _descriptors_left()
@@ -144,6 +146,23 @@ class Listener:
         self._in_a_row = 1  # of them after the next wait in vain
         self._taken = 0  # by others, when the wait began
         self._open()
+
+    async def leave(self, seconds: float) -> None:
+        """Accept what waits in the queue, for so long at most; then take no connections any more.
+
+        All workers do so at about the same time, and the parent has closed the socket before: what
+        was in the queue when the last of them closed it would be lost with it.
+        """
+        self._is_leaving = True
+        if self._timer is not None:
+            self._timer.cancel()
+        until = monotonic() + seconds
+        while self._queue.poll(0) and monotonic() < until:
+            if self._server is None and (self._opening is None or self._opening.done()):
+                self._loop.remove_reader(self._listener)
+                self._open()
+            await asyncio.sleep(0)
+        self.close()
 
     def close(self) -> None:
         """Take no connections any more; those in the queue are for other workers."""
@@ -181,7 +200,9 @@ class Listener:
         connections.accepted()
         if self._left:
             self._left = self._left - 1 if connections.taken_by_others() == self._taken else 0
-        if connections.count() >= self._most or (not self._left and connections.are_too_many()):
+        is_full = connections.count() >= self._most
+        has_share = not self._left and not self._is_leaving and connections.are_too_many()
+        if is_full or has_share:
             self._loop.call_soon(self._shut)
         return self._connect()
 

@@ -10,7 +10,10 @@ Never knows a route or a model: it is given the function that answers a request.
 
 from __future__ import annotations
 
+import array
 import asyncio
+import fcntl
+import termios
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,10 +27,12 @@ import orjson
 from shmgpu.child.memory import Arena
 from shmgpu.codec.arrays import ALIGNMENT
 from shmgpu.errors import ArenaFull
+from shmgpu.serve.frontend.acceptor import Connections
 
 SCRATCH_BYTES = 16384
 SLOWEST = 65536  # bytes a second
 LINGER_S = 2.0  # from a refusal until the connection ends
+LEFT_IDLE_S = 0.5  # without a request, until a worker that is leaving closes a connection
 JOINED_BYTES = 8192  # an answer of fewer is written as one piece
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -145,7 +150,7 @@ class Connection(asyncio.BufferedProtocol):
         arena: where bodies go.
         limits: what the client may ask.
         scratch: where heads are received; read before the next connection is.
-        seen: all connections of the worker.
+        seen: all connections of the worker; while it is leaving, each ends with its next answer.
         admit: looks at a head before there is room for its body; what it returns refuses it:
             status, sentence, headers.
         log: told of each answer: the connection's peer, the request, status, bytes of the body.
@@ -180,7 +185,7 @@ class Connection(asyncio.BufferedProtocol):
         arena: Arena,
         limits: ConnectionLimits,
         scratch: memoryview,
-        seen: set[Any],
+        seen: Connections,
         take: Callable[[Connection, int], bool],
         admit: Callable[[Request], Refusal | None] | None = None,
         log: Callable[[str, Request, int, int], None] | None = None,
@@ -267,7 +272,7 @@ class Connection(asyncio.BufferedProtocol):
         is_first = self.request is None and not self.waiting
         self.came = 0
         if is_first:
-            if self.take(self, count):
+            if not self.seen.is_leaving and self.take(self, count):
                 return
             self.came = count
         self.head_bytes += count
@@ -464,6 +469,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         request.is_answered = True
         request.on_disconnect = None
+        self._may_be_last(request)
         transport = self.transport
         length = sum(map(len, body))
         head = head_of(status, length, content_type, headers, request.keep_alive)
@@ -480,6 +486,7 @@ class Connection(asyncio.BufferedProtocol):
     def begin(self, request: Request, status: int, content_type: bytes, headers: bytes) -> None:
         """The head of an answer that comes in parts."""
         request.is_answered = True
+        self._may_be_last(request)
         if self.log is not None:
             self.log(self.peer, request, status, 0)  # before anybody knows how many there will be
         framing = b"" if request.is_old else b"Transfer-Encoding: chunked\r\n"
@@ -504,6 +511,27 @@ class Connection(asyncio.BufferedProtocol):
             request.on_disconnect = None
             self._answered(request)
 
+    def _may_be_last(self, request: Request) -> None:
+        """While the worker is leaving, what is answered last ends its connection, and says so."""
+        if self.seen.is_leaving and len(self.waiting) == 1 and self.request is None:
+            request.keep_alive = False
+
+    def leave(self, now: float) -> bool:
+        """Whether nothing is to be waited for; a connection that was idle for a moment is closed.
+
+        A client that asks again as soon as it is answered still is answered, and told that this was
+        the last time; one that comes later finds its connection closed before it sends.
+        """
+        if self.waiting or self.request is not None:
+            return False
+        if self.is_closing:
+            return True
+        if now - self.since < LEFT_IDLE_S or _has_unread(self.transport):
+            return False
+        self.is_closing = True
+        self.transport.close()
+        return True
+
     def _answered(self, request: Request) -> None:
         """The first of the requests that wait was answered: see to the next."""
         transport = self.transport
@@ -513,7 +541,8 @@ class Connection(asyncio.BufferedProtocol):
         if not request.keep_alive:
             self.waiting.clear()
             self.is_closing = True
-            if request.refusal is not None and transport.can_write_eof():
+            is_early = request.refusal is not None or self.seen.is_leaving
+            if is_early and transport.can_write_eof():
                 # If the connection were closed while bytes come in, a client that sends everything
                 # before it reads would lose the answer. So what comes is thrown away for a while.
                 transport.write_eof()
@@ -545,6 +574,16 @@ class Connection(asyncio.BufferedProtocol):
             request.reply(status, [error_body(sentence)], headers=headers)
 
 
+def _has_unread(transport: Any) -> bool:
+    """Whether bytes have come that were not read yet."""
+    unread = array.array("i", [0])
+    try:
+        fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.FIONREAD, unread)
+    except OSError:
+        return False
+    return unread[0] > 0
+
+
 def _nothing() -> None:
     """Nobody waits for the client to take more."""
 
@@ -567,7 +606,7 @@ def _head(status: int, content_type: bytes, headers: bytes, keep_alive: bool) ->
     )
 
 
-def end_slow(connections: set[Connection]) -> None:
+def end_slow(connections: Connections) -> None:
     """Close connections whose clients take too long; call it about once a second."""
     now = monotonic()
     for one in list(connections):
