@@ -157,6 +157,15 @@ def test_a_body_has_no_room_before_the_token_is_seen(tmp_path):
         assert answer.startswith(b"HTTP/1.1 401 ") and b"WWW-Authenticate: Bearer" in answer
         assert server.ask("GET", "/v2/health/ready?")[0] == 401, "only the very paths are open"
         assert server.ask("GET", "/metrics")[0] == 401
+        for line in (b"POST", b"GET"):
+            for body in (b"Content-Length: 60000000", b"Transfer-Encoding: chunked"):
+                with connected(server) as connection:
+                    connection.sendall(
+                        line + b" /v2/health/live HTTP/1.1\r\nHost: x\r\n" + body + b"\r\n\r\n"
+                    )
+                    assert read_all(connection).startswith(b"HTTP/1.1 401 "), (line, body)
+        assert server.ask("GET", "/v2/health/live")[0] == 200
+        assert server.ask("HEAD", "/v2/health/live")[0] == 200
 
 
 def started_and_ended(*flags):

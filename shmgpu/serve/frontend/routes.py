@@ -40,6 +40,7 @@ PLAIN = b"text/plain; charset=utf-8"
 WINDOWS = {b"gzip": 31, b"deflate": 15}  # zlib's wbits
 NO_TOKEN = "the server wants a token: Authorization: Bearer ..."
 OPEN_TO_ALL = (b"/v2/health/live", b"/v2/health/ready")  # without a token
+LOOKS = (b"GET", b"HEAD")
 MOST_TARGET_BYTES = 256  # of one that is worth remembering
 _INFER = re.compile(rb"/v2/models/([^/?]+)(?:/versions/([^/?]+))?/infer(?:\?.*)?")
 
@@ -85,7 +86,8 @@ class Front:
 
     def admit(self, request: Request) -> Refusal | None:
         """Refuse a head that does not bear the token; see :class:`.connection.Connection`."""
-        if request.target in OPEN_TO_ALL:
+        # Whoever may not ask anything else brings nothing that would take memory, either.
+        if request.target in OPEN_TO_ALL and request.method in LOOKS and not brings_body(request):
             return None
         if bears(request.headers.get(b"authorization", b""), self.token):
             return None
@@ -236,6 +238,13 @@ def reply(request: Request, answer: tuple[Sequence[Any], int | None]) -> None:
     else:
         content_type, named = binary_headers(header_length)
         request.reply(200, buffers, content_type, headers + named)
+
+
+def brings_body(request: Request) -> bool:
+    """Whether a head announces a body."""
+    headers = request.headers
+    length = headers.get(b"content-length", b"0")
+    return b"transfer-encoding" in headers or length.strip(b"0") != b""
 
 
 def bears(authorization: bytes, token: bytes) -> bool:
