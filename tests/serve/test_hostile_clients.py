@@ -127,13 +127,26 @@ def test_an_old_client_is_answered_once(strict):
     ("data", "status"),
     [
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+        (b"GET /v2/health/live HTTP/2.0\r\nHost: x\r\n\r\n", 400),
+        (b"GET /v2/health/live HTTP/0.9\r\nHost: x\r\n\r\n", 400),
+        (b"GET /v2/health/live HTTP/1.1\r\n\r\n", 400),
+        (b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nHost: x\r\n\r\n", 400),
+        (b"GET /v2/health/live HTTP/1.0\r\n\r\n", 200),
+        (
+            b"POST /v2/health/live HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n"
+            b"0\r\n\r\n",
+            400,
+        ),
         (LIVE + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n" + LIVE, 200),
         (b"CONNECT host:1 HTTP/1.1\r\nHost: x\r\n\r\n", 404),
         (b"DELETE /v2/health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 405),
         (b"GET /../etc/passwd HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 404),
         (b"GET /" + b"x" * 3000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431),
     ],
-    ids=["http/2", "websocket", "connect", "method", "path", "long path"],
+    ids=[
+        *("http/2", "2.0", "0.9", "no host", "two hosts", "1.0", "two codings"),
+        *("websocket", "connect", "method", "path", "long path"),
+    ],
 )
 def test_what_the_server_does_not_do_is_refused(strict, data, status):
     assert told(strict, data) == [status]

@@ -37,7 +37,7 @@ SLACK = 1.0  # connections beyond its share that a worker may have ...
 SLACK_PART = 0.125  # ... or this part of the share, if that is more
 WAIT_S = 0.002  # to leave a connection to the others; libuv's clock has whole milliseconds
 MOST_IN_A_ROW = 16  # accepted without another wait if the others accept nothing
-HANDSHAKE_S = 60.0  # that TLS may take to begin
+HANDSHAKE_S = 10.0  # that TLS may take to begin
 SPARE_DESCRIPTORS = 32  # for what a worker opens besides connections
 FULL_S = 0.1  # between looks whether there are descriptors again
 

@@ -319,7 +319,10 @@ class Connection(asyncio.BufferedProtocol):
         """As of httptools; called for what follows a chunked body, too, which changes nothing."""
         assert self.request is not None
         if not self.request.method:
-            self.request.headers[name.lower()] = value
+            headers, key = self.request.headers, name.lower()
+            if key == b"host" and key in headers:
+                value = headers[key] + b"," + value  # which no host has: the head is refused
+            headers[key] = value
 
     def on_headers_complete(self) -> None:
         """The head is whole: make room for the body."""
@@ -331,7 +334,12 @@ class Connection(asyncio.BufferedProtocol):
             return
         self.head_bytes = 0
         request.method = self.parser.get_method()
-        request.is_old = self.parser.get_http_version() != "1.1"
+        version = self.parser.get_http_version()
+        wrong = _wrong_head(version, request.headers)
+        if wrong:
+            self._refuse(400, wrong)
+            return
+        request.is_old = version != "1.1"
         request.keep_alive = self.parser.should_keep_alive() and not request.is_old
         if self.admit is not None:
             refusal = self.admit(request)
@@ -572,6 +580,20 @@ class Connection(asyncio.BufferedProtocol):
         else:
             status, sentence, headers = request.refusal
             request.reply(status, [error_body(sentence)], headers=headers)
+
+
+def _wrong_head(version: str, headers: dict[bytes, bytes]) -> str:
+    """What the parser lets pass and another server before this one might read otherwise."""
+    if version not in ("1.0", "1.1"):
+        return f"the request is of version {version}, and this server speaks version 1.1 of HTTP"
+    host = headers.get(b"host")
+    if host is not None and b"," in host:
+        return "the request has two Host headers, or one of several names: send one"
+    if host is None and version == "1.1":
+        return "the request has no Host header: send one"
+    if headers.get(b"transfer-encoding", b"chunked").strip().lower() != b"chunked":
+        return "Transfer-Encoding must be chunked alone: send the body as it is"
+    return ""
 
 
 def _has_unread(transport: Any) -> bool:
