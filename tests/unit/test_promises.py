@@ -201,7 +201,8 @@ then its memory is given back, and the next life gets other memory.
 Processes that the dead child had forked cannot reach that memory.
   tests/crash/test_descendants.py::test_f02_what_a_dead_child_forked_never_writes_into_its_successors_arena
 
-Ctrl-C or SIGTERM ends a launch in order
+Ctrl-C, SIGTERM or a closed terminal (SIGHUP, unless your program handles or ignores it) ends a launch
+in order:
   tests/broker/test_launch.py::test_a_signal_ends_a_launch_in_order
 
 helpers finish the calls they hold and those are answered
@@ -211,14 +212,14 @@ helpers finish the calls they hold and those are answered
 (for at most `grace` seconds),
   tests/crash/test_endings.py::test_f30_a_hung_helper_holds_the_end_up_for_the_grace_and_no_longer
 
-children get SIGTERM, and `launch` raises `KeyboardInterrupt`, or `SystemExit(143)`.
+children get SIGTERM, and `launch` raises `KeyboardInterrupt`, `SystemExit(143)` or `SystemExit(129)`.
   tests/crash/test_endings.py::test_f30_an_idle_launch_ends_at_once
   tests/broker/test_launch.py::test_a_signal_ends_a_launch_in_order
 
 A second signal ends everything at once.
   tests/crash/test_endings.py::test_f30_a_second_signal_ends_everything_at_once
 
-If the whole process group gets the signal (`timeout`, service managers), children begin to end by
+If the whole process group gets SIGTERM (`timeout`, service managers), children begin to end by
 themselves, and helpers still finish what they hold.
   tests/crash/test_endings.py::test_f30_a_whole_process_group_that_is_told_ends_in_order
 """,
