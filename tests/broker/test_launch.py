@@ -458,6 +458,20 @@ def test_a_signal_ends_a_launch_in_order(number, code, whole_group):
     assert ("interrupted" in out) == (number == signal.SIGINT)
 
 
+def test_a_launch_that_ignores_a_closed_terminal_goes_on():
+    program = """
+        import os, shmgpu, signal
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+        def main(rank):
+            for pid in (os.getppid(), os.getpid()):
+                os.kill(pid, signal.SIGHUP)
+            return rank + 1
+        print(shmgpu.launch(main, children=1, devices="cpu", arena="1MiB"))
+    """
+    out = run_program(program)
+    assert (out.returncode, out.stdout) == (0, "[1]\n"), out.stderr
+
+
 def test_a_parent_that_drains_beside_a_batch_that_is_due_sleeps():
     program = """
         import os, shmgpu, signal, time
