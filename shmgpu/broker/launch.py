@@ -350,18 +350,30 @@ def init(
         >>> shmgpu.is_running()
         False
     """
-    global _session
     asked = locals()
     if backend is not None and (not isinstance(backend, str) or backend not in ("torch", "numpy")):
         raise ConfigError(f'backend={backend!r} must be "torch" or "numpy"')
     inline = parsers.parse_bool(inline, "inline")
-    config.give(debug=debug, debug_dir=debug_dir, tick_rate_ms=tick_rate_ms)
+    with config.taken_back_on_failure():
+        config.give(debug=debug, debug_dir=debug_dir, tick_rate_ms=tick_rate_ms)
+        return _begin(taken("broker", asked), backend, inline, trace_path, progress, seed)
+
+
+def _begin(
+    wanted: dict[str, Any],
+    backend: str | None,
+    inline: bool,
+    trace_path: Any,
+    progress: bool | None,
+    seed: int | None,
+) -> Session:
+    """Become the child of a broker, with what was asked of :func:`init`."""
+    global _session
     own_seed = config.resolve("seed", seed)
     if own_seed is not None:
         seeding.seed_caller(own_seed)
     else:
         seeding.draw_afresh()
-    wanted = taken("broker", asked)
     if inline:
         runtime.refuse_while_loading()
         if runtime.current is not None or core.role() != core.ROLE_NONE:

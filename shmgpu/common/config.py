@@ -6,8 +6,10 @@ setting; :mod:`shmgpu.common.settings` lists them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 from shmgpu import core
@@ -26,6 +28,18 @@ def give(**settings: Any) -> None:
     for name, value in settings.items():
         if value is not None:
             given[name] = read(name, value)
+
+
+@contextlib.contextmanager
+def taken_back_on_failure() -> Iterator[None]:
+    """Within, what is given holds from then on only if nothing raises."""
+    before = dict(given)
+    try:
+        yield
+    except BaseException:
+        given.clear()
+        given.update(before)
+        raise
 
 
 def read(name: str, value: Any, source: str = "") -> Any:

@@ -138,6 +138,12 @@ def parse_path(value: Any, name: str) -> str:
     return path
 
 
+def parse_path_or_none(value: Any, name: str) -> str:
+    """As :func:`parse_path`; empty text stands for none."""
+    path = parse_text(value, name)
+    return parse_path(path, name) if path else ""
+
+
 def parse_text(value: Any, name: str) -> str:
     """Text, or a path as text; raises ConfigError.
 

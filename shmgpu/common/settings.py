@@ -16,6 +16,7 @@ from shmgpu.common.parsers import (
     one_of,
     parse_bool,
     parse_bytes,
+    parse_path_or_none,
     parse_seconds,
     parse_slots,
     parse_text,
@@ -217,7 +218,7 @@ ROWS: tuple[Setting, ...] = (
     Setting(
         *("debug_dir", "launch init", "str | os.PathLike[str]"),
         "folder where each child leaves that record as a file at its end",
-        parse_text,
+        parse_path_or_none,
         "",
     ),
     Setting(

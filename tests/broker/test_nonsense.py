@@ -12,6 +12,7 @@ import pytest
 
 import shmgpu
 from shmgpu import debug
+from shmgpu.common import config
 from shmgpu.serve import Tensor, model
 from shmgpu.tensors import placement
 
@@ -109,6 +110,16 @@ def test_what_starts_or_joins_a_broker_refuses_nonsense_in_a_sentence(nothing_st
     for nonsense in NONSENSE.values():
         tried(target, **{**given, word: nonsense})
         shmgpu.shutdown()
+
+
+def test_what_a_refused_start_was_given_holds_for_nobody(nothing_starts):
+    with pytest.raises(shmgpu.ConfigError, match="debug_dir"):
+        shmgpu.init(debug_dir="\ud800", devices="cpu")
+    with pytest.raises(shmgpu.ConfigError, match="window"):
+        shmgpu.init(debug_dir="records", tick_rate_ms=7, window="wide", devices="cpu")
+    with pytest.raises(Begun):
+        shmgpu.init(debug_dir="records", devices="cpu")
+    assert config.given == {}
 
 
 def plain(helper, x):

@@ -201,8 +201,8 @@ then its memory is given back, and the next life gets other memory.
 Processes that the dead child had forked cannot reach that memory.
   tests/crash/test_descendants.py::test_f02_what_a_dead_child_forked_never_writes_into_its_successors_arena
 
-Ctrl-C, SIGTERM or a closed terminal (SIGHUP, unless your program handles or ignores it) ends a launch
-in order:
+Ctrl-C, SIGTERM or a closed terminal (SIGHUP, unless your program handles or ignores it) ends a
+launch in order:
   tests/broker/test_launch.py::test_a_signal_ends_a_launch_in_order
 
 helpers finish the calls they hold and those are answered
@@ -212,7 +212,8 @@ helpers finish the calls they hold and those are answered
 (for at most `grace` seconds),
   tests/crash/test_endings.py::test_f30_a_hung_helper_holds_the_end_up_for_the_grace_and_no_longer
 
-children get SIGTERM, and `launch` raises `KeyboardInterrupt`, `SystemExit(143)` or `SystemExit(129)`.
+children get SIGTERM, and `launch` raises `KeyboardInterrupt`, `SystemExit(143)` or
+`SystemExit(129)`.
   tests/crash/test_endings.py::test_f30_an_idle_launch_ends_at_once
   tests/broker/test_launch.py::test_a_signal_ends_a_launch_in_order
 
