@@ -1,6 +1,7 @@
 """Gradients under the names of ``torch.autograd``.
 
 Owns :func:`backward` of several tensors; the others are those of :mod:`shmgpu`. Never computes.
+An operation's gradient is defined in its row, in :mod:`shmgpu.ops`.
 """
 
 from __future__ import annotations

@@ -497,7 +497,8 @@ HEADS = {
         "sends a call",
     ),
     "csrc/broker": (
-        "The parent: it schedules and dispatches calls, starts, watches and replaces processes.",
+        "The parent: it schedules calls, forms batches, dispatches, admits programs, starts, "
+        "watches and replaces processes.",
         "touches what lies in an arena",
     ),
     "csrc/python/graph": (

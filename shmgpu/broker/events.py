@@ -167,9 +167,8 @@ def child_ended(
         if not stack and is_told:
             where = "with the ChildError"
     else:
-        action = (
-            f"restarted {_in(event)}, once its arena is zero; {restarts_left} more such restarts"
-        )
+        cleared = "as soon as its arena is cleared"
+        action = f"restarted {_in(event)}, {cleared}; {restarts_left} restarts left"
     emit(
         logging.ERROR,
         "child_failed",

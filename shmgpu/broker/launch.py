@@ -100,7 +100,7 @@ def launch(
         gpu_memory: limit on the device memory of each helper.
         prefault: take the pages of all arenas now, not at first touch.
         huge_pages: ask for transparent huge pages.
-        grace: seconds that an orderly end may take before TERM, and TERM before KILL.
+        grace: seconds from a request to end until SIGTERM, and at most as many until SIGKILL.
         scratch: bytes of each helper's scratch region.
         trace_records: calls that the trace remembers; 0 switches it off.
         trace_path: where to write the trace at the end, for Perfetto.

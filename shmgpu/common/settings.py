@@ -118,10 +118,10 @@ ROWS: tuple[Setting, ...] = (
     _argument("args", "launch", "Sequence[Any]", "more arguments of `main`"),
     Setting(
         *("seed", "launch init broker ensure", "int"),
-        "seed from which each role's is derived; none: drawn afresh",
+        "seed from which each process gets its own; without one they are random",
         whole(0, (1 << 63) - 1),
-        detail=". It seeds random, numpy, torch and tensors, differently in each role; in the "
-        "calling process, `init` seeds only tensors",
+        detail=". It seeds random, numpy, torch and tensors; in the process that calls `init`, "
+        "only tensors",
     ),
     Setting(
         *("window", "launch init broker ensure up doctor", "int"),
@@ -158,7 +158,8 @@ ROWS: tuple[Setting, ...] = (
     ),
     Setting(
         *("grace", "launch init broker ensure", "float"),
-        "seconds that an orderly end may take before SIGTERM, and SIGTERM before SIGKILL",
+        "seconds from a request to end until SIGTERM is sent, and at most as many from SIGTERM "
+        "until SIGKILL",
         parse_seconds,
         5.0,
     ),
@@ -191,11 +192,12 @@ ROWS: tuple[Setting, ...] = (
     ),
     Setting(
         *("scratch", "launch init broker ensure doctor", "int | str"),
-        "memory of each helper's scratch region, which all helpers map, for what they exchange",
+        "size of the region through which each helper exchanges data with the others, as "
+        "`all_reduce` does",
         parse_bytes,
         "4MiB",
         metavar="SIZE",
-        detail="; its pages are taken when they are first used. 0: none, and no collectives",
+        detail="; its pages are taken when they are first used. 0 switches that off",
     ),
     Setting(
         *("trace_records", "launch init broker ensure", "int"),

@@ -1,7 +1,8 @@
 """A batch run as one call: inputs joined on axis 0, outputs split again.
 
-Owns what batching adds to an executor. Never forms a batch: the dispatcher does, by a key that
-children compute. Children may err or lie, so this file checks that the calls of a batch match.
+Owns what batching adds to an executor. Never forms a batch: the parent's scheduler does, in
+`gather()` of csrc/broker/schedule.c, by a key that children compute. Children may err or lie, so
+this file checks that the calls of a batch match.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ computes, these copies usually cost nothing; but where a model does little to mu
 more than the model itself, and running the calls one after another, where their arrays lie, is
 faster. So both ways are timed. Owns these measurements, by kind and number of calls;
 :class:`shmgpu.helper.batch_executor.BatchExecutor` asks before it runs calls, and reports
-afterwards. Never runs a call.
+afterwards. Never runs a call, and forms no batch: see `gather()` in
+csrc/broker/schedule.c.
 """
 
 from __future__ import annotations

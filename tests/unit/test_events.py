@@ -69,7 +69,7 @@ TOLD = [
      {"stack": "next record"}),
     ("child_ended", {"is_failure": 1, **LATER},
      {"cause": "c", "stack": "", "restarts_left": 7, "is_told": True}, ERROR,
-     {"action": "restarted in 1.5 s, once its arena is zero; 7 more such restarts",
+     {"action": "restarted in 1.5 s, as soon as its arena is cleared; 7 restarts left",
       "stack": "none was left"}),
     ("helper_delayed", {"attempts": 4, **LATER}, {}, WARNING,
      {"kind": "helper_delayed", "role": "helper 3", "attempts": 4,

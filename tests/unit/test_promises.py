@@ -157,8 +157,8 @@ Every message is a sentence that says what was wrong and what to do.
   tests/broker/test_nonsense.py::test_settings_of_a_call_refuse_nonsense_in_a_sentence
 """,  # noqa: E501
     "deaths": """
-A helper that dies costs the one call it was executing (or none, if the function is declared
-`idempotent=True`: that call is made once more on another helper).
+A helper that dies costs the one call, or batch, that it was executing (or none, if the function is
+declared `idempotent=True`: that is made once more on another helper).
   tests/crash/test_helper_deaths.py::test_f01_only_the_executing_call_fails_and_every_other_runs_exactly_once
   tests/crash/test_helper_deaths.py::test_f01_an_idempotent_call_is_made_once_more_and_never_a_third_time
 
@@ -190,11 +190,11 @@ in a row
   tests/c/test_limits.c::a_life_that_was_long_begins_the_count_of_restarts_anew
   tests/crash/test_helper_deaths.py::test_f01_five_quick_deaths_end_the_launch_with_the_reason
 
-Its arena is not used again until no helper can write to it any more;
+First no helper may be able to write to its arena any more;
   tests/crash/test_children.py::test_f02_an_arena_is_kept_from_use_until_no_helper_can_write_to_it_and_then_is_zero
   tests/crash/test_children.py::test_f02_a_dead_helper_does_not_run_calls_of_a_dead_child_again
 
-then its memory is given back, and the next life gets other memory.
+then that memory is given back, and the next life gets other memory.
   tests/crash/test_descendants.py::test_f02_an_arena_is_given_back_though_a_daemon_of_its_dead_child_keeps_it
   tests/crash/test_descendants.py::test_f02_a_helper_that_was_busy_when_a_place_changed_hands_serves_the_new_memory
 
@@ -228,7 +228,8 @@ themselves, and helpers still finish what they hold.
 **Linux only**, 5.10 or newer.
   tests/unit/test_packaging.py::test_building_elsewhere_ends_in_a_sentence
 
-where a call of 5.11 or 5.14 serves better, it is used if present, and an older way otherwise.
+where a system call of 5.11 or 5.14 serves better, it is used if present, and an older one
+otherwise.
   tests/c/test_faults.c::where_a_filter_refuses_the_precise_wait_a_coarse_one_does
   tests/c/test_arena.c::before_linux_5_14_prefault_touches_each_page_and_changes_nothing
 
