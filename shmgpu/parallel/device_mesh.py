@@ -196,3 +196,18 @@ def init_device_mesh(
     mesh = Mesh(numbers, lengths, tuple(mesh_dim_names or ()))
     begin(recorder)
     return DeviceMesh(have[numbers[0]], mesh)
+
+
+def mesh_of_helpers(places: Sequence[int]) -> DeviceMesh:
+    """A mesh of one axis, of these helpers in this order.
+
+    Args:
+        places: of each among the helpers that this program's tensors live on, from 0.
+
+    Raises:
+        ConfigError: there are fewer helpers.
+        ValueError: one stands twice.
+    """
+    first = init_device_mesh(HELPER, (max(places) + 1,))
+    helpers = [int(first.mesh[place]) for place in places]
+    return DeviceMesh(first.device_type, Mesh(helpers, (len(helpers),)))

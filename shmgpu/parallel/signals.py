@@ -15,12 +15,11 @@ from dataclasses import dataclass, field
 
 from shmgpu.child import runtime
 from shmgpu.distributed.layout import Layout
-from shmgpu.distributed.mesh import Mesh
 from shmgpu.distributed.placements import Placement, Replicate, Shard
 from shmgpu.errors import ConfigError
 from shmgpu.ops import redistribution
 from shmgpu.ops.graph import Node, Scalar, next_number
-from shmgpu.parallel.device_mesh import HELPER, DeviceMesh, init_device_mesh
+from shmgpu.parallel.device_mesh import HELPER, DeviceMesh, init_device_mesh, mesh_of_helpers
 from shmgpu.tensors import current
 from shmgpu.tensors.message import Held
 from shmgpu.tensors.tensor import Tensor
@@ -262,18 +261,16 @@ def _mesh(workers: list[int] | None) -> DeviceMesh | None:
     recorder = current.recorder()
     if runtime.require().inline:
         return None
-    helpers = sorted(recorder.helpers)
+    count = len(recorder.helpers)
     if workers is None:
-        return init_device_mesh(HELPER, (len(helpers),)) if len(helpers) > 1 else None
-    absent = [one for one in workers if not 0 <= one < len(helpers)]
+        return init_device_mesh(HELPER, (count,)) if count > 1 else None
+    absent = [one for one in workers if not 0 <= one < count]
     if absent or not workers:
         raise ConfigError(
-            f"a signal's workers are {workers}, and there are {len(helpers)} helpers: name numbers "
-            f"from 0 to {len(helpers) - 1}"
+            f"a signal's workers are {workers}, and there are {count} helpers: name numbers from 0 "
+            f"to {count - 1}"
         )
-    first = init_device_mesh(HELPER, (len(helpers),))
-    whole = Mesh([helpers[one] for one in workers], (len(workers),))
-    return DeviceMesh(first.device_type, whole)
+    return mesh_of_helpers(workers)
 
 
 def _hook(made: Tensor, backward: str | None) -> None:

@@ -215,9 +215,9 @@ class _Worker:
 
     async def _drained(self, seconds: float) -> None:
         """Wait until nothing that was received waits for its answer, and idle clients are told."""
-        until = self.loop.time() + seconds
+        until = monotonic() + seconds
         while [one for one in list(self.connections) if not one.leave(monotonic())]:
-            if self.loop.time() >= until:
+            if monotonic() >= until:
                 logger.warning(
                     "%d connections still wait for an answer after %g s: they are closed",
                     len(self.connections),

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shmgpu.distributed.mesh import Mesh
-from shmgpu.parallel.device_mesh import HELPER, DeviceMesh, init_device_mesh
+from shmgpu.parallel.device_mesh import HELPER, DeviceMesh, mesh_of_helpers
 from shmgpu.parallel.watching import set_algorithm
 from shmgpu.tensors import current, devices
 
@@ -94,14 +94,12 @@ def mesh_of_names(names: Sequence[str]) -> DeviceMesh:
         ValueError: a name is no helper's, or stands twice.
         ConfigError: there are fewer helpers.
     """
-    numbers = [number_of(name) for name in names]
-    first = init_device_mesh(HELPER, (max(numbers) + 1,))  # they are there
+    made = mesh_of_helpers([number_of(name) for name in names])
     if (algorithm := _asked_for()) is not None:
         placer: Any = current.recorder().placer
         if placer.algorithm != algorithm:
             set_algorithm(placer, algorithm)
-    helpers = [int(first.mesh[number]) for number in numbers]
-    return DeviceMesh(first.device_type, Mesh(helpers, (len(helpers),)))
+    return made
 
 
 def _asked_for() -> str | None:

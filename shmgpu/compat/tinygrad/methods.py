@@ -12,6 +12,7 @@ from typing import Any
 
 from shmgpu.compat.tinygrad.device import Device, DeviceName, mesh_of_names, names_of, number_of
 from shmgpu.compat.tinygrad.tensor import Tensor as Facade
+from shmgpu.compat.tinygrad.tensor import placed
 from shmgpu.distributed.layout import Layout
 from shmgpu.distributed.placements import Placement, Replicate, Shard
 from shmgpu.nn import functional as F
@@ -85,10 +86,7 @@ def to(self: Tensor, *args: Any, **options: Any) -> Tensor:
 
 def to_(self: Tensor, device: Any) -> Tensor:
     """As :func:`to`, in place: a parameter stays the tensor that it is."""
-    if isinstance(device, (tuple, list)) and len(device) > 1:
-        put(self, mesh_of_names(device), [Replicate()])
-    else:
-        number_of(device if isinstance(device, str) else device[0])
+    placed(self, device)
     return self
 
 

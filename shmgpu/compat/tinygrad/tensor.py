@@ -25,7 +25,7 @@ dtypes = SimpleNamespace(**DTYPES, default_float=DTYPES["float32"], default_int=
 
 
 def placed(made: tensors.Tensor, device: Any) -> tensors.Tensor:
-    """A new tensor on the devices that are named: on a mesh if there are several.
+    """A tensor on the devices that are named, in place: on a mesh if there are several.
 
     Raises:
         ValueError: a name is no helper's.

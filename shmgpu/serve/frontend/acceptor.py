@@ -161,7 +161,7 @@ class Listener:
             if self._server is None and (self._opening is None or self._opening.done()):
                 self._loop.remove_reader(self._listener)
                 self._open()
-            await asyncio.sleep(0)
+            await asyncio.sleep(WAIT_S)  # a worker that is full leaves them to the others
         self.close()
 
     def close(self) -> None:

@@ -36,10 +36,9 @@ def open_region(region: dict[str, Any], flags: int) -> int:
         RegionLost: nothing does.
     """
     holder = f"/proc/{region['pid']}/fd/{region['descriptor']}"
-    for attempt, path in ((os.open, holder), (_open, region["key"])):
+    for attempt, where in ((_open_path, holder), (_open, region["key"])):
         try:
-            # What was registered may have been replaced, by a FIFO for example.
-            descriptor = attempt(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
+            descriptor = attempt(where, flags)
         except OSError:
             continue
         if identity(os.fstat(descriptor)) == region["identity"]:
@@ -53,7 +52,12 @@ def open_region(region: dict[str, Any], flags: int) -> int:
 
 def _open(key: str, flags: int) -> int:
     """As shm_open does, but at a FIFO that would wait until somebody writes to it."""
-    return os.open(f"{FOLDER}/{key}", flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    return _open_path(f"{FOLDER}/{key}", flags | os.O_NOFOLLOW)
+
+
+def _open_path(path: str, flags: int) -> int:
+    """Without waiting, whatever lies there by now."""
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
 
 
 def identity(status: os.stat_result) -> list[int]:
