@@ -62,6 +62,12 @@ class ProgressBar:
             self._last = now
             self._draw()
 
+    def describe(self, label: str) -> None:
+        """Say something else from the next drawing on."""
+        self.label = label
+        if self._tqdm is not None:
+            self._tqdm.set_description_str(label, refresh=False)
+
     def _draw(self) -> None:
         seconds = time.monotonic() - self._started
         done = f"{self.count}/{self.total}" if self.total is not None else f"{self.count}"

@@ -113,6 +113,19 @@ def test_a_bar_draws_on_a_terminal_only():
     assert pipe.getvalue() == ""
 
 
+@pytest.mark.parametrize("has_tqdm", [True, False])
+def test_a_bar_may_say_something_else_later(monkeypatch, has_tqdm):
+    if has_tqdm:
+        pytest.importorskip("tqdm")
+    else:
+        monkeypatch.setattr(progress, "_make_tqdm", lambda *_: None)
+    screen = Terminal()
+    with ProgressBar(2, "loss 3", file=screen) as bar:
+        bar.describe("loss 1")
+        bar.update(2)
+    assert screen.getvalue().rpartition("\r")[2].startswith("loss 1")
+
+
 def test_a_bar_without_tqdm_draws_ten_times_a_second_at_most(monkeypatch):
     now, screen = [100.0], Terminal()
     monkeypatch.setattr(progress, "_make_tqdm", lambda *_: None)

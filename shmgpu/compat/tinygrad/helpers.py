@@ -1,15 +1,16 @@
 """tinygrad's helpers that its examples import: ``getenv``, ``colored``, ``trange``.
 
-Owns these three. Never prints but for a progress line, to stderr.
+Owns these three. Never draws: the progress bar is the package's own.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-import sys
 from collections.abc import Iterator
 from typing import Any
+
+from shmgpu.common.progress import ProgressBar
 
 _COLORS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 
@@ -33,22 +34,14 @@ class trange:
 
     def __init__(self, n: int, **options: Any) -> None:
         self._n = n
-        self._said = str(options.get("desc", ""))
-        self._done = 0
+        self._bar = ProgressBar(n, str(options.get("desc", "")))
 
     def __iter__(self) -> Iterator[int]:
-        for place in range(self._n):
-            yield place
-            self._done = place + 1
-            self._show()
-        if sys.stderr.isatty():
-            print(file=sys.stderr)
+        with self._bar:
+            for place in range(self._n):
+                yield place
+                self._bar.update()
 
     def set_description(self, desc: str) -> None:
         """What is said beside it."""
-        self._said = desc
-        self._show()
-
-    def _show(self) -> None:
-        if sys.stderr.isatty():
-            print(f"\r{self._said} {self._done}/{self._n}", end="", file=sys.stderr, flush=True)
+        self._bar.describe(desc)
