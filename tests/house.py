@@ -383,6 +383,7 @@ serve/protocol/types                any
 serve/protocol/validation           any
 serve/protocol/classification       any
 serve/protocol/fields               any
+serve/protocol/json_reader          any
 serve/protocol/http_codec           child
 serve/protocol/grpc_codec           child
 serve/state/control_table           any
@@ -401,6 +402,7 @@ serve/models/adapters/exported      helper
 serve/models/adapters/onnx          helper
 serve/models/adapters/torchscript   helper
 serve/models/adapters/__init__      helper
+serve/models/request_context        any
 serve/models/generators             helper
 serve/models/cuda_graphs            helper
 serve/models/conversion             helper

@@ -40,6 +40,8 @@ def requests_together(prepared: Any) -> int:
     served, rows, hint = prepared.served, prepared.template.rows, prepared.plan.hint
     if not served.batch_max_rows or served.description["max_delay_ms"]:
         return 0
+    if prepared.template.request.for_model:  # which such a message does not carry
+        return 0
     if not all(spec.shape and spec.shape[0] == rows for spec in hint.specs):
         return 0
     largest = max(sum(end - start for start, end in prepared.inputs), hint.nbytes, 1)

@@ -137,7 +137,7 @@ class RequestSlot(Pending):
         block.config.priority = block.priority = prepared.call_priority
         self.inputs: list[memoryview] = []
         addresses = [0] * len(template.pieces)
-        args: list[Any] = [prepared.served.number, *addresses]
+        args: list[Any] = [template.whose, *addresses]
         for (start, end), (index, dtype, shape, _) in zip(
             prepared.inputs, template.pieces, strict=True
         ):

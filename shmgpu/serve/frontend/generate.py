@@ -8,6 +8,7 @@ scheduler does.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,7 @@ import orjson
 
 from shmgpu.serve.frontend.connection import Request, error_body
 from shmgpu.serve.protocol import datatypes, http_codec
+from shmgpu.serve.protocol.metadata import ANY
 from shmgpu.serve.protocol.types import InferRequest, OutputTensor, ProtocolError, RequestLimits
 from shmgpu.serve.scheduling.catalog import ServedModel
 from shmgpu.serve.scheduling.inference import Calls
@@ -48,6 +50,8 @@ def read(found: dict[str, Any], served: ServedModel, limits: RequestLimits) -> I
         if shape == ():
             # A plain value is one element, in as many dimensions as the input has.
             shape, data = (1,) * max(len(one.shape), 1), [data]
+        elif len(shape) == 1:
+            shape = _of_the_model(shape[0], one.shape)
         inputs.append({"name": one.name, "datatype": one.datatype, "shape": shape, "data": data})
     for key, value in {**given, **more}.items():
         if isinstance(value, (str, int, float)):
@@ -67,6 +71,21 @@ def _shape(data: Any) -> tuple[int, ...]:
         shape.append(len(data))
         data = data[0] if data else None
     return tuple(shape)
+
+
+def _of_the_model(count: int, declared: Sequence[int]) -> tuple[int, ...]:
+    """The shape of a flat list: as declared, open lengths 1, but for the last one that is open.
+
+    A list that has no such shape keeps its own, and is refused for it.
+    """
+    fixed = math.prod(length for length in declared if length != ANY)
+    if len(declared) < 2 or not count or not fixed or count % fixed:
+        return (count,)
+    shape = [1 if length == ANY else length for length in declared]
+    if ANY in declared:
+        last = max(axis for axis, length in enumerate(declared) if length == ANY)
+        shape[last] = count // fixed
+    return tuple(shape) if math.prod(shape) == count else (count,)
 
 
 def show(served: ServedModel, request: InferRequest, outputs: Sequence[OutputTensor]) -> bytes:

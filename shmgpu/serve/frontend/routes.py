@@ -22,7 +22,7 @@ from shmgpu.serve.frontend import documents
 from shmgpu.serve.frontend import generate as generating
 from shmgpu.serve.frontend.connection import Refusal, Request, error_body
 from shmgpu.serve.frontend.fast_path import Candidate, FastPath, binary_headers
-from shmgpu.serve.protocol import http_codec
+from shmgpu.serve.protocol import http_codec, json_reader
 from shmgpu.serve.protocol.types import ProtocolError, RequestLimits
 from shmgpu.serve.scheduling import templates
 from shmgpu.serve.scheduling.catalog import Catalog, ServedModel
@@ -370,7 +370,7 @@ def _generate(front: Front, request: Request, name: str, version: str, is_stream
     served: ServedModel | None = None
     try:
         served = front.catalog.find(name, version)
-        asked = generating.read(_object(request), served, front.limits)
+        asked = generating.read(_object(front, request), served, front.limits)
         generating.Generation(front.calls, served, asked, request, is_stream).begin()
     except Exception as error:
         traceparent = request.headers.get(b"traceparent", b"")
@@ -390,14 +390,14 @@ def metrics(front: Front, request: Request) -> None:
 
 def index(front: Front, request: Request) -> None:
     """Every model that the server knows."""
-    asked = _object(request)
+    asked = _object(front, request)
     request.reply(200, [orjson.dumps(front.lifecycle.index(bool(asked.get("ready"))))])
 
 
 def load(front: Front, request: Request, name: str) -> None:
     """Load or reload a model."""
     check_control(front)
-    if _object(request).get("parameters"):
+    if _object(front, request).get("parameters"):
         raise ProtocolError(400, NO_PARAMETERS)
     front.later(request, front.lifecycle.load(name))
 
@@ -417,17 +417,11 @@ def check_control(front: Front) -> None:
         )
 
 
-def _object(request: Request) -> dict[str, Any]:
+def _object(front: Front, request: Request) -> dict[str, Any]:
     """A request's body as JSON; an empty one is an empty object."""
     if not len(request.body):
         return {}
-    try:
-        found = orjson.loads(request.body)
-    except orjson.JSONDecodeError as error:
-        raise ProtocolError(400, f"the request is not JSON ({error})") from None
-    if not isinstance(found, dict):
-        raise ProtocolError(400, "the request is not a JSON object")
-    return found
+    return json_reader.read_object(bytes(request.body), front.limits)
 
 
 # ---- clients' shared memory ------------------------------------------------------------------
@@ -440,7 +434,7 @@ def shared_memory(front: Front, request: Request, name: str = "") -> None:
 
 def register(front: Front, request: Request, name: str) -> None:
     """Let requests name a region."""
-    said = _object(request)
+    said = _object(front, request)
     front.regions.register(name, said.get("key"), said.get("offset", 0), said.get("byte_size"))
     request.reply(200)
 
@@ -481,7 +475,7 @@ def log_settings(front: Front, request: Request) -> None:
 def change_log_settings(front: Front, request: Request) -> None:
     """Log more, or less."""
     table, allowed = front.catalog.table, front.options.allow_settings
-    request.reply(200, [orjson.dumps(settings.change_log(table, allowed, _object(request)))])
+    request.reply(200, [orjson.dumps(settings.change_log(table, allowed, _object(front, request)))])
 
 
 def trace_settings(front: Front, request: Request, name: str = "") -> None:
@@ -496,7 +490,7 @@ def change_trace_settings(front: Front, request: Request, name: str = "") -> Non
     if name:
         front.catalog.find(name)
     table, allowed = front.catalog.table, front.options.allow_settings
-    found = settings.change_trace(table, allowed, _object(request), name)
+    found = settings.change_trace(table, allowed, _object(front, request), name)
     request.reply(200, [orjson.dumps(found)])
 
 

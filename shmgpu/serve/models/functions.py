@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from shmgpu.serve.models.request_context import Whose
 from shmgpu.serve.models.runner import ModelStore
 
 
-def infer(helper: Any, number: int, *inputs: Any) -> Any:
-    """Run a model; its number, then its inputs in order."""
+def infer(helper: Any, whose: Whose, *inputs: Any) -> Any:
+    """Run a model; its number (with the request's parameters, if any), its inputs in order."""
     store: ModelStore = helper.session
-    return store.run(number, inputs)
+    return store.run(whose, inputs)
 
 
 def infer_together(helper: Any, number: int, requests: int, *inputs: Any) -> Any:
@@ -23,24 +24,24 @@ def infer_together(helper: Any, number: int, requests: int, *inputs: Any) -> Any
     return store.run(number, inputs, requests=requests)
 
 
-def infer_in_regions(helper: Any, number: int, outputs: Any, *inputs: Any) -> Any:
+def infer_in_regions(helper: Any, whose: Whose, outputs: Any, *inputs: Any) -> Any:
     """Run a model on tensors of which some lie in clients' regions; see `runner.ModelStore.run`."""
     store: ModelStore = helper.session
-    return store.run(number, inputs, outputs)
+    return store.run(whose, inputs, outputs)
 
 
 def infer_in_sequence(
-    helper: Any, number: int, outputs: Any, name: str, starts: bool, ends: bool, *inputs: Any
+    helper: Any, whose: Whose, outputs: Any, name: str, starts: bool, ends: bool, *inputs: Any
 ) -> Any:
     """Run a model with the state of a sequence; see `runner.ModelStore.run_in_sequence`."""
     store: ModelStore = helper.session
-    return store.run_in_sequence(number, name, starts, ends, inputs, outputs)
+    return store.run_in_sequence(whose, name, starts, ends, inputs, outputs)
 
 
-def open_stream(helper: Any, number: int, token: int, *inputs: Any) -> Any:
+def open_stream(helper: Any, whose: Whose, token: int, *inputs: Any) -> Any:
     """Begin a stream, which its caller calls ``token``: this helper's number, the first part."""
     store: ModelStore = helper.session
-    return helper.id, *store.open_stream(helper.caller, number, token, inputs)
+    return helper.id, *store.open_stream(helper.caller, whose, token, inputs)
 
 
 def next_part(helper: Any, token: int) -> Any:

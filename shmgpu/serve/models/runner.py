@@ -25,6 +25,7 @@ from shmgpu.serve.models.declaration import Model, Tensor
 from shmgpu.serve.models.errors import Unloaded
 from shmgpu.serve.models.generators import Generators
 from shmgpu.serve.models.region_maps import RegionMaps
+from shmgpu.serve.models.request_context import NO_REQUEST, RequestContext, Whose, split
 from shmgpu.serve.models.sequences import Sequences
 from shmgpu.serve.protocol import datatypes
 from shmgpu.serve.state.control_table import ControlTable
@@ -123,6 +124,7 @@ class ModelStore:
         helper = Helper(
             self.helper.id, self.helper.device, self.helper.pool, self.helper.generation
         )
+        helper.request = NO_REQUEST  # type: ignore[attr-defined]
         try:
             models, captured = self._made(source, source_number, helper)
         finally:
@@ -175,7 +177,7 @@ class ModelStore:
 
     def run(
         self,
-        number: int,
+        whose: Whose,
         inputs: Sequence[Any],
         targets: Sequence[Any] | None = None,
         first: tuple[Any, ...] = (),
@@ -184,7 +186,7 @@ class ModelStore:
         """Run the model once: takes its inputs in order, returns its outputs in order.
 
         Args:
-            number: of the model.
+            whose: the model's number, and the parameters of the requests, if they have any.
             inputs: a BYTES tensor as (its shape, its bytes); one in a client's region as
                 ``{"in": its region, offset and bytes, "shape": its shape}``.
             targets: (output's number, region, offset, bytes) for each output that goes to a region;
@@ -195,6 +197,7 @@ class ModelStore:
         """
         started = _now()
         self.region_maps.refresh()
+        number, context = split(whose)
         loaded = self._loaded(number)
         model = loaded.model
         expected = self.helper.room
@@ -215,8 +218,9 @@ class ModelStore:
             outputs, fate = loaded.graphs.run(inputs)
             self.counters[loaded.base + _FATES[fate]] += 1
         if outputs is None:
-            own = loaded.helper
+            own: Any = loaded.helper
             own.out = expected
+            own.request = context
             try:
                 result = model.body(own, *first, *inputs)
             finally:
@@ -246,7 +250,7 @@ class ModelStore:
 
     def run_in_sequence(
         self,
-        number: int,
+        whose: Whose,
         name: str,
         starts: bool,
         ends: bool,
@@ -257,11 +261,12 @@ class ModelStore:
 
         A sequence whose first request fails has not begun; one whose last request fails is over.
         """
+        number = split(whose)[0]
         loaded = self._loaded(number)
         key = number, name
         state = self.sequences.state(key, loaded.model.name, starts)
         try:
-            result = self.run(number, inputs, targets, (state,))
+            result = self.run(whose, inputs, targets, (state,))
         except BaseException:
             ends = ends or starts
             raise
@@ -271,11 +276,12 @@ class ModelStore:
         return result
 
     def open_stream(
-        self, caller: tuple[int, int], number: int, token: int, inputs: Sequence[Any]
+        self, caller: tuple[int, int], whose: Whose, token: int, inputs: Sequence[Any]
     ) -> tuple[Any, ...]:
         """Start a streaming model; returns its first part, as :meth:`next_part` does."""
+        number, context = split(whose)
         loaded = self._loaded(number)
-        self.generators.open(caller, token, self._parts(loaded, loaded.taken(inputs)))
+        self.generators.open(caller, token, self._parts(loaded, loaded.taken(inputs), context))
         self.counters[loaded.base + _EXEC_COUNT] += 1
         self.counters[loaded.base + _EXEC_REQUESTS] += 1
         return self.next_part(caller, token)
@@ -284,11 +290,15 @@ class ModelStore:
         """The next part: a tuple of its outputs; an empty one when there are no more."""
         return self.generators.next(caller, token)
 
-    def _parts(self, loaded: LoadedModel, inputs: Sequence[Any]) -> Iterator[Any]:
-        parts = loaded.model.body(loaded.helper, *inputs)
+    def _parts(
+        self, loaded: LoadedModel, inputs: Sequence[Any], context: RequestContext
+    ) -> Iterator[Any]:
+        own: Any = loaded.helper
+        parts = loaded.model.body(own, *inputs)
         try:
             while True:
                 begun = _now()
+                own.request = context  # others may have run since the last part
                 try:
                     part = next(parts)
                 except StopIteration:

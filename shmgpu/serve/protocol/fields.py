@@ -7,6 +7,7 @@ element.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,7 +59,26 @@ class FieldReader:
                 "the request begins or ends a sequence without a 'sequence_id': give it the "
                 "sequence's number or name"
             )
+        if parameters:
+            request.for_model = self._for_model(parameters)
         return request
+
+    def _for_model(self, parameters: Parameters) -> str:
+        """Those that are not this protocol's own, as JSON: one text, however many there are."""
+        own = {
+            key: value
+            for key, value in parameters.items()
+            if key not in _OF_THE_PROTOCOL and not key.startswith("triton_")
+        }
+        if not own:
+            return ""
+        text = json.dumps(own, separators=(",", ":"))
+        if len(text) > self.limits.parameter_bytes:
+            raise refusal(
+                f"the request's parameters take {len(text)} bytes as JSON, and this server takes "
+                f"{self.limits.parameter_bytes}: send what is long as an input"
+            )
+        return text
 
     def input(self, entry: dict[str, Any]) -> tuple[InputTensor, Datatype, int | None]:
         """An input without its elements, its datatype, and its ``binary_data_size``."""
@@ -201,6 +221,16 @@ class FieldReader:
 
 
 _SCALARS = {bool, int, float, str}
+
+# What the server itself acts on.
+_OF_THE_PROTOCOL = {
+    "binary_data_output",
+    "priority",
+    "sequence_end",
+    "sequence_id",
+    "sequence_start",
+    "timeout",
+}
 
 
 def _datatype(value: Any, whose: str) -> Datatype:

@@ -11,13 +11,12 @@ the binary tensor, classification, shared-memory, sequence and schedule-policy e
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import orjson
 
-from shmgpu.serve.protocol import datatypes
+from shmgpu.serve.protocol import datatypes, json_reader
 from shmgpu.serve.protocol.classification import best_classes
 from shmgpu.serve.protocol.datatypes import DATATYPES
 from shmgpu.serve.protocol.fields import FieldReader
@@ -95,10 +94,11 @@ def _parse(view: memoryview, header_length: int | None, limits: RequestLimits) -
             f"the request has {size} bytes of JSON, and this server takes {limits.header_length}: "
             "send the tensors as binary data",
         )
-    header = _load(view[:size])
-    if not isinstance(header, dict):
-        raise refusal("the request is not a JSON object: send one with 'inputs'")
-    _check_depth(header, limits)
+    header = json_reader.read_object(
+        bytes(view[:size]),
+        limits,
+        "correct it, or say with the header Inference-Header-Content-Length where its JSON ends",
+    )
     read = FieldReader(limits)
     request = read.request(header.get("id", ""), header.get("parameters"))
     rest = _Binary(view[size:])
@@ -109,43 +109,6 @@ def _parse(view: memoryview, header_length: int | None, limits: RequestLimits) -
         request.outputs.append(read.output(entry, request.binary_output))
     read.finish(request)
     return request
-
-
-def _load(header: memoryview) -> Any:
-    try:
-        return orjson.loads(header)
-    except orjson.JSONDecodeError as error:
-        reason = str(error)
-    # Triton's clients write numbers that are not finite as NaN and Infinity, which are no JSON.
-    text = bytes(header)
-    if b"NaN" in text or b"Infinity" in text:
-        try:
-            return json.loads(text.decode())
-        except (ValueError, RecursionError):
-            pass
-    raise refusal(
-        f"the request is not JSON ({reason}): correct it, or say with the header "
-        "Inference-Header-Content-Length where its JSON ends"
-    )
-
-
-def _check_depth(header: dict[str, Any], limits: RequestLimits) -> None:
-    """Refuses JSON that is nested too deeply, tensors' data aside: their shapes bound it."""
-    level: list[Any] = [header]
-    for _ in range(limits.json_depth):
-        deeper: list[Any] = []
-        for value in level:
-            items: Iterable[Any] = value
-            if type(value) is dict:
-                items = (item for key, item in value.items() if key != "data")
-            deeper += [item for item in items if type(item) is dict or type(item) is list]
-        if not deeper:
-            return
-        level = deeper
-    raise refusal(
-        f"the request's JSON is nested deeper than {limits.json_depth}: send tensors flat, or as "
-        "binary data"
-    )
 
 
 class _Binary:

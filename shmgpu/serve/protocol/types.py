@@ -42,6 +42,7 @@ class RequestLimits:
         rank: dimensions of a shape.
         json_depth: arrays and objects inside each other.
         parameters: of the request, and of each tensor.
+        parameter_bytes: of those that the model's function gets, as JSON.
         strings: elements of BYTES tensors in one request: each costs far more than its bytes.
         header_length: bytes of JSON before binary data, or of a request without such data.
     """
@@ -51,6 +52,7 @@ class RequestLimits:
     rank: int = 32
     json_depth: int = 64
     parameters: int = 64
+    parameter_bytes: int = 1 << 16
     strings: int = 1 << 20
     header_length: int = 64 << 20
 
@@ -130,6 +132,7 @@ class InferRequest:
         sequence_end: it ends with this request.
         priority: 1 is the highest; 0 is the model's own.
         timeout_us: microseconds that it may wait in the queue; 0 is for ever.
+        for_model: the parameters that the model's function gets, as JSON; empty for none.
     """
 
     id: str = ""
@@ -142,6 +145,7 @@ class InferRequest:
     sequence_end: bool = False
     priority: int = 0
     timeout_us: int = 0
+    for_model: str = ""
 
 
 @dataclass(slots=True)

@@ -5,14 +5,14 @@ first. Workers do not share them: that would need a lock and one more copy, and 
 that one worker knows costs each of the others one execution at most.
 
 A result's key is the model's number, which a reload changes, and the hash of the inputs' shapes and
-bytes. Parameters of the request do not count, since models never see them.
+bytes and of those parameters of the request that the model sees; it never holds a client's memory.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,9 +22,15 @@ OVERHEAD_BYTES = 512  # of an entry, besides its arrays
 Digest = bytes
 
 
-def digest(inputs: Iterable[Any]) -> Digest:
-    """Of a call's inputs in order: arrays, (shape, bytes) of BYTES, or None."""
+def digest(args: Sequence[Any]) -> Digest:
+    """Of what a call carries: the model's number, maybe with parameters, then its inputs in order.
+
+    These are arrays, (shape, bytes) of BYTES, or None.
+    """
+    first, *inputs = args
     made = hashlib.blake2b(digest_size=32)
+    if not isinstance(first, int):
+        made.update(repr(first[1]).encode())
     for one in inputs:
         shape, data = one if isinstance(one, tuple) else (getattr(one, "shape", None), one)
         made.update(repr(shape).encode())

@@ -23,6 +23,7 @@ from shmgpu.common.logs import logger
 from shmgpu.errors import ConfigError, RemoteError, ShmError
 from shmgpu.serve.models import preprocessing
 from shmgpu.serve.models.errors import Unloaded
+from shmgpu.serve.models.request_context import renumbered, whose
 from shmgpu.serve.models.sequences import choose, standing
 from shmgpu.serve.protocol import datatypes
 from shmgpu.serve.protocol.metadata import TensorMetadata
@@ -209,7 +210,7 @@ class Calls:
             return False
         assert cache is not None
         begun = _now()
-        pending.digest = digest(pending.args[1:])
+        pending.digest = digest(pending.args)
         result = cache.get(served.number, pending.digest)
         if result is None:
             self.accounting.missed(served, begun)
@@ -267,7 +268,7 @@ class Calls:
             if served.prepared != old.prepared:
                 return False
             pending.served = served
-            pending.args = (served.number, *pending.args[1:])
+            pending.args = (renumbered(pending.args[0], served.number), *pending.args[1:])
             self._send(pending)
         except (ProtocolError, ShmError):
             return False
@@ -382,7 +383,10 @@ class Calls:
     # ---- inputs --------------------------------------------------------------------------
 
     def arguments(self, served: ServedModel, request: InferRequest) -> tuple[Any, ...]:
-        """What the call carries: the model's number, then its inputs in order."""
+        """What the call carries: the model's number, then its inputs in order.
+
+        Parameters of the request that its function gets stand beside the number.
+        """
         if served.max_batch_size:
             counts = {one.shape[0] for one in request.inputs}
             if len(counts) > 1:
@@ -402,6 +406,7 @@ class Calls:
             )
         if served.prepare is not None:
             args = _prepared(served, request, args)
+        first = whose(served.number, request.for_model)
         if served.sequence:
             if not request.sequence_id:
                 raise ProtocolError(
@@ -410,7 +415,7 @@ class Calls:
                     "non-empty correlation ID: give it a sequence_id",
                 )
             return (
-                served.number,
+                first,
                 self._region_outputs(served, request),
                 _name_of_sequence(request),
                 request.sequence_start,
@@ -418,8 +423,8 @@ class Calls:
                 *args,
             )
         if uses_regions(request):
-            return (served.number, self._region_outputs(served, request), *args)
-        return (served.number, *args)
+            return (first, self._region_outputs(served, request), *args)
+        return (first, *args)
 
     def _argument(self, datatype: datatypes.Datatype, one: InputTensor) -> Any:
         if one.shm is not None:

@@ -79,8 +79,8 @@ class Stream:
             self._pending.traceparent = self.traceparent
             return
         calls.accounting.admit()
-        number, *inputs = calls.arguments(served, self.request)
-        self._args = (number, self._token, *inputs)
+        first, *inputs = calls.arguments(served, self.request)
+        self._args = (first, self._token, *inputs)
         calls.accounting.begin(served)
         try:
             self._send(served.opening, self._args, calls.options(self.request) or CallOptions())

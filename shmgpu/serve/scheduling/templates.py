@@ -33,6 +33,7 @@ class RequestTemplate:
 
     Attributes:
         request: what it says, without inputs.
+        whose: the first argument of its calls: the model's number, maybe with parameters.
         rows: of its tensors; 1 where the model is not batched.
         uses_regions: whether any tensor lies in a client's region.
         pieces: its inputs in the body: index among the call's arguments, dtype, shape, offset.
@@ -51,6 +52,7 @@ class RequestTemplate:
         "total",
         "uses_regions",
         "wanted",
+        "whose",
     )
 
     def __init__(
@@ -68,6 +70,7 @@ class RequestTemplate:
         self.rows = rows
         self.uses_regions = in_regions
         self._args = args
+        self.whose = args[0]
         self.pieces = pieces
         self.total = total
         # Regions are what they were as long as the table is; nothing else depends on it.
