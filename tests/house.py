@@ -421,9 +421,11 @@ serve/scheduling/lifecycle          child
 serve/scheduling/streams            child
 serve/telemetry/metrics             child
 serve/telemetry/spans               child
+serve/frontend/aside                child
 serve/frontend/documents            child
 serve/frontend/acceptor             child
 serve/frontend/connection           child
+serve/frontend/compression          child
 serve/frontend/generate             child
 serve/frontend/coalescing           child
 serve/frontend/fast_path            child

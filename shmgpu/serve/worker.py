@@ -163,6 +163,7 @@ class _Worker:
             await stopped
         if self.calls.spans is not None:
             await loop.run_in_executor(None, self.calls.spans.close)
+        self.front.aside.close()
         self.front.regions.close()
         for connection in list(self.connections):
             connection.transport.close()

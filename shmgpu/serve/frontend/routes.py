@@ -7,12 +7,10 @@ Owns the table, and the answers that need nothing but the state. Never runs an i
 from __future__ import annotations
 
 import argparse
-import asyncio
 import hmac
 import re
 import time
-import zlib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -20,13 +18,15 @@ import orjson
 
 from shmgpu.serve.frontend import documents
 from shmgpu.serve.frontend import generate as generating
+from shmgpu.serve.frontend.aside import LONG_BYTES, AsideThread
+from shmgpu.serve.frontend.compression import decoded, encoded
 from shmgpu.serve.frontend.connection import Refusal, Request, error_body
 from shmgpu.serve.frontend.fast_path import Candidate, FastPath, binary_headers
 from shmgpu.serve.protocol import http_codec, json_reader
-from shmgpu.serve.protocol.types import ProtocolError, RequestLimits
+from shmgpu.serve.protocol.types import InferRequest, OutputTensor, ProtocolError, RequestLimits
 from shmgpu.serve.scheduling import templates
 from shmgpu.serve.scheduling.catalog import Catalog, ServedModel
-from shmgpu.serve.scheduling.inference import Calls
+from shmgpu.serve.scheduling.inference import Calls, Pending
 from shmgpu.serve.scheduling.lifecycle import Lifecycle
 from shmgpu.serve.scheduling.statuses import answer_to
 from shmgpu.serve.state import log_settings as settings
@@ -37,7 +37,6 @@ NO_PARAMETERS = "a model is loaded as it lies in the repository: no parameters"
 _now = time.monotonic_ns
 
 PLAIN = b"text/plain; charset=utf-8"
-WINDOWS = {b"gzip": 31, b"deflate": 15}  # zlib's wbits
 NO_TOKEN = "the server wants a token: Authorization: Bearer ..."
 OPEN_TO_ALL = (b"/v2/health/live", b"/v2/health/ready")  # without a token
 LOOKS = (b"GET", b"HEAD")
@@ -56,6 +55,7 @@ class Front:
         fast_path: requests that are known to the last byte but their tensors'.
         regions: clients' shared memory.
         is_leaving: whether this worker is on its way to its end.
+        aside: where large requests are read, and large answers written.
     """
 
     def __init__(
@@ -80,8 +80,10 @@ class Front:
         self.regions = regions
         self.token = token
         self.is_leaving = False
-        self.fast_path = FastPath(calls, catalog, scratch, _Answering)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.fast_path = FastPath(
+            calls, catalog, scratch, lambda request: _Answering(self, request)
+        )
+        self.aside = AsideThread()
         self._paths: dict[bytes, tuple[str, str]] = {}
 
     def admit(self, request: Request) -> Refusal | None:
@@ -122,19 +124,15 @@ class Front:
         return not (self.is_leaving or self.catalog.table.is_draining)
 
     def later(self, request: Request, answering: Coroutine[Any, Any, None]) -> None:
-        """Answer a request when a coroutine has ended, with nothing or with its error."""
+        """Answer a request in the course of a coroutine, or with the error that it ends with."""
 
         async def run() -> None:
             try:
                 await answering
             except Exception as error:
                 fail(request, error)
-            else:
-                request.reply(200)
 
-        task = asyncio.get_running_loop().create_task(run())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self.aside.start(run())
 
     def _route(self, request: Request) -> None:
         path, _, _ = request.target.partition(b"?")
@@ -164,56 +162,91 @@ class Front:
         try:
             served = self.catalog.find(name, version)
             seen = self.catalog.version
-            encoding = request.headers.get(b"content-encoding")
-            body = request.body
+            body, header_length = request.body, request.header_length
             key = None
-            if encoding is not None:
-                body = decoded(body, encoding, self.options.max_body)
-            else:
-                key = templates.key_of(body, request.header_length)
-                if key is not None:
-                    before = served.templates.get(key)
-                    args = before.arguments(body, seen) if before is not None else None
-                    if before is not None and args is not None:
-                        answering = _Answering(request)
-                        pending = self.calls.start_known(
-                            served, before, args, started_ns, answering
-                        )
-                        request.on_disconnect = pending.cancel
-                        pending.traceparent = traceparent
-                        answering.candidate = self.fast_path.candidate(request, pending)
-                        return
+            if b"content-encoding" in request.headers or is_long(body, header_length):
+                self.later(request, self._infer_aside(request, served, started_ns))
+                return
+            key = templates.key_of(body, header_length)
+            if key is not None:
+                before = served.templates.get(key)
+                args = before.arguments(body, seen) if before is not None else None
+                if before is not None and args is not None:
+                    answering = _Answering(self, request)
+                    pending = self.calls.start_known(served, before, args, started_ns, answering)
+                    request.on_disconnect = pending.cancel
+                    pending.traceparent = traceparent
+                    answering.candidate = self.fast_path.candidate(request, pending)
+                    return
             view = memoryview(body)
-            parsed = http_codec.parse_infer(
-                view, request.header_length, self.limits, served.metadata
-            )
-
-            def outcome(outputs: Any, error: BaseException | None) -> None:
-                if outputs is None:
-                    assert error is not None
-                    fail(request, error)
-                else:
-                    reply(
-                        request,
-                        http_codec.build_infer(served.name, served.version, parsed, outputs),
-                    )
-
-            pending = self.calls.start(served, parsed, started_ns, outcome)
-            request.on_disconnect = pending.cancel
-            pending.traceparent = traceparent
+            parsed = http_codec.parse_infer(view, header_length, self.limits, served.metadata)
+            pending = self._start(request, served, parsed, started_ns)
             if key is not None:
                 templates.remember(served, key, parsed, pending.args, view, seen)
         except Exception as error:
             self.calls.refused(served, started_ns, traceparent, (name, version, ""), error)
             raise
 
+    async def _infer_aside(self, request: Request, served: ServedModel, started_ns: int) -> None:
+        """An inference whose request takes long to read."""
+        try:
+            self.calls.accounting.admit()
+            parsed = await self.aside.run(self._read, request, request.body, served)
+            if not request.is_answered:  # the client is still there
+                self._start(request, served, parsed, started_ns)
+        except Exception as error:
+            named = served.name, served.version, ""
+            traceparent = request.headers.get(b"traceparent", b"")
+            self.calls.refused(served, started_ns, traceparent, named, error)
+            raise
+
+    def _read(self, request: Request, body: Any, served: ServedModel) -> InferRequest:
+        encoding = request.headers.get(b"content-encoding")
+        if encoding is not None:
+            body = decoded(body, encoding, self.options.max_body)
+        return http_codec.parse_infer(
+            memoryview(body), request.header_length, self.limits, served.metadata
+        )
+
+    def _start(
+        self, request: Request, served: ServedModel, parsed: InferRequest, started_ns: int
+    ) -> Pending:
+        def outcome(outputs: Any, error: BaseException | None) -> None:
+            if outputs is None:
+                assert error is not None
+                fail(request, error)
+            elif takes_long(parsed, outputs):
+                self.later(request, self._write_aside(request, served, parsed, outputs))
+            else:
+                answer = http_codec.build_infer(served.name, served.version, parsed, outputs)
+                reply(self, request, answer)
+
+        pending = self.calls.start(served, parsed, started_ns, outcome)
+        request.on_disconnect = pending.cancel
+        pending.traceparent = request.headers.get(b"traceparent", b"")
+        return pending
+
+    async def _write_aside(
+        self, request: Request, served: ServedModel, parsed: InferRequest, outputs: Any
+    ) -> None:
+        """An answer that takes long to write."""
+        try:
+            answer = await self.aside.run(
+                http_codec.build_infer, served.name, served.version, parsed, outputs
+            )
+        except Exception:  # such as text that JSON cannot carry
+            self.calls.accounting.retract(served)
+            raise
+        reply(self, request, answer)
+
 
 class _Answering:
     """Takes the outcome of a known request, whose body is ready to be sent."""
 
-    __slots__ = ("candidate", "request")
+    __slots__ = ("candidate", "front", "request")
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, front: Front, request: Request) -> None:
+        self.front = front
         self.request = request
         self.candidate: Candidate | None = None
 
@@ -221,18 +254,47 @@ class _Answering:
         if error is not None:
             fail(self.request, error)
         else:
-            reply(self.request, answer)
+            reply(self.front, self.request, answer)
             if self.candidate is not None:
                 self.candidate.answered(answer[0])
 
 
-def reply(request: Request, answer: tuple[Sequence[Any], int | None]) -> None:
+def is_long(body: Any, header_length: int | None) -> bool:
+    """Whether the JSON of a request takes too long to read in the loop."""
+    size = len(body)
+    return size > LONG_BYTES and (header_length is None or header_length > LONG_BYTES)
+
+
+def takes_long(asked: InferRequest, outputs: Sequence[OutputTensor]) -> bool:
+    """Whether outputs that are to be JSON take too long to write in the loop."""
+    if asked.binary_output and not asked.outputs:
+        return False
+    binary = {one.name for one in asked.outputs if one.binary or one.classification}
+    return any(
+        one.array is not None and one.array.nbytes > LONG_BYTES and one.name not in binary
+        for one in outputs
+    )
+
+
+def reply(front: Front, request: Request, answer: tuple[Sequence[Any], int | None]) -> None:
     """Answer with an inference's body; see :func:`protocol.build_infer`."""
     buffers, header_length = answer
-    headers = b""
     accepted = request.headers.get(b"accept-encoding")
-    if accepted is not None:
-        buffers, headers = encoded(buffers, accepted)
+    if accepted is None:
+        _reply(request, buffers, header_length, b"")
+    elif sum(map(len, buffers)) <= LONG_BYTES:
+        _reply(request, *encoded(buffers, accepted, header_length))
+    else:
+
+        async def compress() -> None:
+            _reply(request, *await front.aside.run(encoded, buffers, accepted, header_length))
+
+        front.later(request, compress())
+
+
+def _reply(
+    request: Request, buffers: Sequence[Any], header_length: int | None, headers: bytes
+) -> None:
     if header_length is None:
         request.reply(200, buffers, headers=headers)
     else:
@@ -264,47 +326,6 @@ def not_allowed(request: Request, methods: Sequence[bytes]) -> None:
     """Say which methods a path has."""
     sentence = f"{request.method.decode('latin-1')} is not for this path"
     request.reply(405, [error_body(sentence)], headers=b"Allow: %s\r\n" % b", ".join(methods))
-
-
-def decoded(body: Any, encoding: bytes, most_bytes: int) -> bytes:
-    """A body that was compressed."""
-    name = encoding.strip().lower()
-    if name in (b"", b"identity"):
-        return bytes(body)
-    if name not in WINDOWS:
-        raise ProtocolError(415, "the body's Content-Encoding must be gzip or deflate")
-    reading = zlib.decompressobj(WINDOWS[name])
-    try:
-        found = reading.decompress(body, most_bytes)
-    except zlib.error as error:
-        raise ProtocolError(400, f"the body cannot be decompressed ({error})") from None
-    if reading.unconsumed_tail:
-        raise ProtocolError(413, f"the body may have {most_bytes} bytes, decompressed too")
-    if not reading.eof:
-        raise ProtocolError(400, "the body's compressed data end too early")
-    if reading.unused_data:
-        raise ProtocolError(
-            400, "the body continues after its compressed data: send it as one piece"
-        )
-    return found
-
-
-_NO_WEIGHT = re.compile(rb"q\s*=\s*0(\.0*)?")
-
-
-def encoded(buffers: Sequence[Any], accepted: bytes) -> tuple[Sequence[Any], bytes]:
-    """An answer as its client would like it: buffers, and the header that says so."""
-    wanted = {
-        name.strip().lower()
-        for name, _, weight in (one.partition(b";") for one in accepted.split(b","))
-        if not _NO_WEIGHT.fullmatch(weight.strip().lower())
-    }
-    for name, window in WINDOWS.items():
-        if name in wanted:
-            writing = zlib.compressobj(1, wbits=window)
-            data = b"".join([*map(writing.compress, buffers), writing.flush()])
-            return [data], b"Content-Encoding: %s\r\n" % name
-    return buffers, b""
 
 
 # ---- the answers that need nothing but the state ---------------------------------------------
@@ -370,11 +391,34 @@ def _generate(front: Front, request: Request, name: str, version: str, is_stream
     served: ServedModel | None = None
     try:
         served = front.catalog.find(name, version)
+        if is_long(request.body, None):
+            front.later(request, _generate_aside(front, request, served, started_ns, is_stream))
+            return
         asked = generating.read(_object(front, request), served, front.limits)
         generating.Generation(front.calls, served, asked, request, is_stream).begin()
     except Exception as error:
         traceparent = request.headers.get(b"traceparent", b"")
         front.calls.refused(served, started_ns, traceparent, (name, version, ""), error)
+        raise
+
+
+async def _generate_aside(
+    front: Front, request: Request, served: ServedModel, started_ns: int, is_stream: bool
+) -> None:
+    """The same for a request that takes long to read."""
+
+    def read(body: Any) -> InferRequest:
+        found = json_reader.read_object(bytes(body), front.limits)
+        return generating.read(found, served, front.limits)
+
+    try:
+        front.calls.accounting.admit()
+        asked = await front.aside.run(read, request.body)
+        if not request.is_answered:  # the client is still there
+            generating.Generation(front.calls, served, asked, request, is_stream).begin()
+    except Exception as error:
+        traceparent = request.headers.get(b"traceparent", b"")
+        front.calls.refused(served, started_ns, traceparent, (served.name, "", ""), error)
         raise
 
 
@@ -399,13 +443,19 @@ def load(front: Front, request: Request, name: str) -> None:
     check_control(front)
     if _object(front, request).get("parameters"):
         raise ProtocolError(400, NO_PARAMETERS)
-    front.later(request, front.lifecycle.load(name))
+    front.later(request, _done(request, front.lifecycle.load(name)))
 
 
 def unload(front: Front, request: Request, name: str) -> None:
     """Take a model away."""
     check_control(front)
-    front.later(request, front.lifecycle.unload(name))
+    front.later(request, _done(request, front.lifecycle.unload(name)))
+
+
+async def _done(request: Request, work: Awaitable[None]) -> None:
+    """Say that it is done, when it is."""
+    await work
+    request.reply(200)
 
 
 def check_control(front: Front) -> None:
@@ -421,6 +471,10 @@ def _object(front: Front, request: Request) -> dict[str, Any]:
     """A request's body as JSON; an empty one is an empty object."""
     if not len(request.body):
         return {}
+    if len(request.body) > LONG_BYTES:
+        raise ProtocolError(
+            413, f"the body of such a request may have {LONG_BYTES} bytes: send less at once"
+        )
     return json_reader.read_object(bytes(request.body), front.limits)
 
 

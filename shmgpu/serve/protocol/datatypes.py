@@ -14,7 +14,7 @@ import itertools
 import json
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,9 @@ import orjson
 from shmgpu.codec import dtypes
 
 Buffer = bytes | bytearray | memoryview
+
+STEP = 1 << 16  # bytes of JSON numbers that are parsed at once
+AT_ONCE = 1 << 14  # elements that are written as JSON at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,15 +229,86 @@ def _sizes(got: int, needed: int, datatype: Datatype, shape: Sequence[int]) -> s
 # JSON
 
 
+class NumberText:
+    """A flat JSON array that has not been parsed: what is between its brackets.
+
+    Args:
+        text: that it is a part of.
+        start, end: where it begins, behind its bracket, and where it ends.
+    """
+
+    __slots__ = ("end", "start", "text")
+
+    def __init__(self, text: bytes, start: int, end: int) -> None:
+        self.text = text
+        self.start = start
+        self.end = end
+
+    def count(self) -> int:
+        """How many elements there are, if it is well formed."""
+        steps = range(self.start, self.end, STEP)
+        commas = sum(self.text.count(b",", at, min(at + STEP, self.end)) for at in steps)
+        return 1 + commas if commas or self.text[self.start : self.end].strip() else 0
+
+    def lists(self) -> Iterator[list[Any]]:
+        """Its elements in pieces, so that the interpreter is held for no longer than one takes.
+
+        Raises:
+            ValueError: it is no JSON.
+        """
+        at = self.start
+        while True:
+            comma = self.text.find(b",", min(at + STEP, self.end), self.end)
+            piece = self.text[at : comma if comma >= 0 else self.end]
+            yield _parsed(piece)
+            if comma < 0:
+                return
+            at = comma + 1
+
+
+def _parsed(piece: bytes) -> list[Any]:
+    """The elements of a part of an array."""
+    text = b"[%s]" % piece
+    try:
+        found = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        # As Triton's clients write numbers that are not finite.
+        found = json.loads(text) if b"N" in piece or b"I" in piece else None
+    if not isinstance(found, list) or not found:
+        raise ValueError("has 'data' that is not JSON: correct it")
+    return found
+
+
 def from_json(datatype: Datatype, shape: Sequence[int], data: Any) -> np.ndarray[Any, Any]:
     """The array of that shape in a JSON tensor, flat or nested as the shape is.
+
+    Args:
+        datatype: of its elements.
+        shape: of the tensor.
+        data: a list, maybe of lists; or a :class:`NumberText`.
 
     Raises:
         ValueError: a count, a type or a range is wrong; a clause to follow the tensor's name.
     """
+    if isinstance(data, NumberText):
+        return _in_steps(datatype, shape, data)
     if not isinstance(data, list):
         raise ValueError("has 'data' that is not an array: give a list of its elements")
-    flat = _flatten(data, shape)
+    return _checked(datatype, _flatten(data, shape)).reshape(tuple(shape))
+
+
+def _in_steps(datatype: Datatype, shape: Sequence[int], data: NumberText) -> np.ndarray[Any, Any]:
+    elements = data.count()
+    if elements != count(shape):
+        raise ValueError(_elements(elements, shape))
+    if not elements:
+        return _checked(datatype, []).reshape(tuple(shape))
+    parts = [_checked(datatype, flat) for flat in data.lists()]
+    return np.concatenate(parts).reshape(tuple(shape))
+
+
+def _checked(datatype: Datatype, flat: list[Any]) -> np.ndarray[Any, Any]:
+    """The array of elements that JSON gave."""
     kinds = set(map(type, flat))
     if not kinds <= _JSON_TYPES[datatype.kind]:
         strange = sorted(
@@ -244,7 +318,7 @@ def from_json(datatype: Datatype, shape: Sequence[int], data: Any) -> np.ndarray
             f"has {' and '.join(strange)} in 'data', and {datatype.name} elements are "
             f"{_JSON_WORDS[datatype.kind]}"
         )
-    return _FROM_JSON[datatype.kind](datatype, flat).reshape(tuple(shape))
+    return _FROM_JSON[datatype.kind](datatype, flat)
 
 
 def from_numbers(datatype: Datatype, values: Sequence[Any]) -> np.ndarray[Any, Any]:
@@ -276,11 +350,15 @@ def _flatten(data: list[Any], shape: Sequence[int]) -> list[Any]:
                     raise ValueError(_counts(length, shape[depth + 1], depth + 1, shape))
             level = list(itertools.chain.from_iterable(level))
     if len(level) != elements:
-        raise ValueError(
-            f"has {len(level)} elements in 'data', and its shape {list(shape)} has {elements}: "
-            "correct the shape or the data"
-        )
+        raise ValueError(_elements(len(level), shape))
     return level
+
+
+def _elements(got: int, shape: Sequence[int]) -> str:
+    return (
+        f"has {got} elements in 'data', and its shape {list(shape)} has {count(shape)}: "
+        "correct the shape or the data"
+    )
 
 
 def _counts(got: int, wanted: int, depth: int, shape: Sequence[int]) -> str:
@@ -407,6 +485,15 @@ def to_json(datatype: Datatype, array: np.ndarray[Any, Any]) -> bytes:
     if array.dtype.itemsize != datatype.itemsize or array.dtype.hasobject:
         raise ValueError(f"is an array of {array.dtype}, which is not {datatype.name}")
     flat = np.ascontiguousarray(array).reshape(-1)
+    if flat.size <= AT_ONCE:
+        return _numbers(datatype, flat)
+    steps = range(0, flat.size, AT_ONCE)
+    inner = b",".join(_numbers(datatype, flat[at : at + AT_ONCE])[1:-1] for at in steps)
+    return b"[%s]" % inner
+
+
+def _numbers(datatype: Datatype, flat: np.ndarray[Any, Any]) -> bytes:
+    """A JSON array of numbers."""
     if datatype.name == "BF16":
         flat = widen_bf16(flat.view(np.int16))
     if datatype.kind == "float" and not np.isfinite(flat).all():

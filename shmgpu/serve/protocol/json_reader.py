@@ -1,22 +1,37 @@
 """A request's JSON as Python values: within the limits, and with one meaning.
 
 Owns what is refused of JSON that a parser would take: objects with a key twice, which two parsers
-read in two ways, and nesting without an end. Never looks at what the keys say, but for ``data``: a
-tensor's elements, whose nesting its shape bounds.
+read in two ways; more arrays, objects, keys or values than a request needs, each of which costs far
+more than its bytes; and nesting without an end. The numbers are counted before anything is parsed,
+and a long flat array of numbers is left as text (:class:`.datatypes.NumberText`), to be parsed in
+steps: so no thread of a process is held up for long by another one that reads. Never looks at what
+the keys say, but for the ``data`` of ``inputs``: elements, whose nesting their shape bounds.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
-from collections.abc import Iterable
+import re
+import secrets
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import orjson
 
+from shmgpu.serve.protocol.datatypes import NumberText
 from shmgpu.serve.protocol.types import RequestLimits, refusal
 
-_QUOTE, _COLON = ord('"'), ord(":")
+LONG_BYTES = 1 << 14  # of an array of numbers that is left as text, and of what may hold one
+MOST_LEFT = 1024  # places where such an array may be
+STEP = 1 << 20  # bytes that are looked at at once
+MOST_LAX_BYTES = 4 << 20  # of JSON with NaN and Infinity outside such arrays, read by a slow parser
+_QUOTE = ord('"')
+_DATA = re.compile(rb'"data"[ \t\r\n]{0,64}:[ \t\r\n]{0,64}\[')
+# What stands for an array that is left as text; no client can know it.
+_MARK = secrets.token_hex(16)
 
 
 def read_object(text: bytes, limits: RequestLimits, hint: str = "correct it") -> dict[str, Any]:
@@ -28,27 +43,126 @@ def read_object(text: bytes, limits: RequestLimits, hint: str = "correct it") ->
         hint: what to do where it is not JSON.
 
     Raises:
-        ProtocolError: status 400; it is not JSON, no object, nested too deeply or ambiguous.
+        ProtocolError: status 400; it is not JSON, no object, beyond a limit or ambiguous.
     """
+    left: list[NumberText] = []
+    if len(text) >= LONG_BYTES:
+        _bound(text, b"[{", limits.json_containers, "arrays and objects")
+        text, left = _without_numbers(text)
+        _bound(text, b":", limits.json_keys, "keys")
+        _bound(text, b",", limits.json_values, "values outside of flat arrays of numbers")
     found = _load(text, hint)
     if not isinstance(found, dict):
         raise refusal("the request is not a JSON object: send one with its fields by name")
     keys = _walk(found, limits)
     # Each key has one colon behind it. Others are in strings, or in tensors' data.
-    if text.count(b":") != keys and _colons(text) != _keys(found):
+    if _count(text, b":") != keys and _outside(text, b":") != _keys(found):
         raise refusal("the request's JSON has an object with the same key twice: give each once")
+    if left:
+        _put_back(found, left)
     return found
+
+
+def _bound(text: bytes, signs: bytes, most: int, what: str) -> None:
+    """Refuses more of these signs, outside strings, than there may be."""
+    if _count(text, signs, most) > most and _outside(text, signs, most) > most:
+        raise refusal(
+            f"the request's JSON has more than {most} {what}: send tensors as binary data, or "
+            "numbers flat"
+        )
+
+
+def _count(text: bytes, signs: bytes, most: int | None = None) -> int:
+    """How many of these signs there are, strings included; not much further than ``most``."""
+    found = 0
+    for at in range(0, len(text), STEP):
+        found += sum(text.count(sign, at, at + STEP) for sign in signs)
+        if most is not None and found > most:
+            break
+    return found
+
+
+def _outside(text: bytes, signs: bytes, most: int | None = None) -> int:
+    """How many of these signs there are outside strings; not much further than ``most``."""
+    found, at, in_text = 0, 0, 0
+    while at < len(text) and (most is None or found <= most):
+        piece = text[at : at + STEP]
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # what a backslash begins stays together
+            piece = text[at : at + STEP + 1]
+        at += len(piece)
+        if b"\\" in piece:  # quotation marks that end no string
+            piece = piece.replace(b"\\\\", b"__").replace(b'\\"', b"__")
+        octets = np.frombuffer(piece, np.uint8)
+        quotes = np.flatnonzero(octets == _QUOTE)
+        for sign in signs:
+            before = np.searchsorted(quotes, np.flatnonzero(octets == sign))
+            found += int(np.count_nonzero((before + in_text) % 2 == 0))
+        in_text = (in_text + len(quotes)) % 2
+    return found
+
+
+def _without_numbers(text: bytes) -> tuple[bytes, list[NumberText]]:
+    """The JSON with a mark in the place of each long flat array of numbers, and these."""
+    left: list[NumberText] = []
+    parts: list[bytes] = []
+    kept = at = 0
+    for _ in range(MOST_LEFT):
+        at = text.find(b'"data"', at)
+        if at < 0:
+            break
+        found = _DATA.match(text, at)
+        is_name = found is not None and text[at - 1 : at] != b"\\"
+        at += len(b'"data"')
+        if found is None or not is_name:
+            continue
+        start = found.end()
+        # Such an array has no string in it, so it ends before the next one begins.
+        quote = text.find(b'"', start)
+        close = text.find(b"]", start, quote if quote >= 0 else len(text))
+        if close - start < LONG_BYTES or any(
+            text.find(sign, start, close) >= 0 for sign in (b"[", b"{", b":")
+        ):
+            continue
+        parts += [text[kept : start - 1], b'"%s%d"' % (_MARK.encode(), len(left))]
+        left.append(NumberText(text, start, close))
+        kept = close + 1
+    return (b"".join([*parts, text[kept:]]), left) if left else (text, left)
+
+
+def _put_back(found: dict[str, Any], left: list[NumberText]) -> None:
+    """The arrays that were left as text in the place of their marks, which are in inputs alone."""
+    inputs = found.get("inputs")
+    waiting = {f"{_MARK}{number}": one for number, one in enumerate(left)}
+    for entry in inputs if isinstance(inputs, list) else ():
+        if isinstance(entry, dict) and isinstance(entry.get("data"), str):
+            entry["data"] = waiting.pop(entry["data"], entry["data"])
+    if waiting:
+        raise refusal("the request has 'data' outside of its 'inputs': omit it there")
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Nothing is garbage while JSON is parsed, and looking for some takes longer than parsing."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _load(text: bytes, hint: str) -> Any:
     try:
-        return orjson.loads(text)
+        with _uncollected():
+            return orjson.loads(text)
     except orjson.JSONDecodeError as error:
         reason = str(error)
     # Triton's clients write numbers that are not finite as NaN and Infinity, which are no JSON.
-    if b"NaN" in text or b"Infinity" in text:
+    if len(text) <= MOST_LAX_BYTES and (b"NaN" in text or b"Infinity" in text):
         try:
-            return json.loads(text.decode())
+            with _uncollected():
+                return json.loads(text.decode())
         except (ValueError, RecursionError):
             pass
     raise refusal(f"the request is not JSON ({reason}): {hint}")
@@ -73,15 +187,6 @@ def _walk(found: dict[str, Any], limits: RequestLimits) -> int:
         f"the request's JSON is nested deeper than {limits.json_depth}: send tensors flat, or as "
         "binary data"
     )
-
-
-def _colons(text: bytes) -> int:
-    """How many colons there are outside strings."""
-    if b"\\" in text:  # quotation marks that end no string
-        text = text.replace(b"\\\\", b"__").replace(b'\\"', b"__")
-    octets = np.frombuffer(text, np.uint8)
-    quotes, colons = np.flatnonzero(octets == _QUOTE), np.flatnonzero(octets == _COLON)
-    return int(np.count_nonzero(np.searchsorted(quotes, colons) % 2 == 0))
 
 
 def _keys(found: Any) -> int:

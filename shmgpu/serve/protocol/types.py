@@ -44,6 +44,10 @@ class RequestLimits:
         parameters: of the request, and of each tensor.
         parameter_bytes: of those that the model's function gets, as JSON.
         strings: elements of BYTES tensors in one request: each costs far more than its bytes.
+        json_values: values of a request's JSON, flat arrays of numbers aside: those are read in
+            steps, and everything else at once.
+        json_containers: arrays and objects of a request's JSON.
+        json_keys: names in all of its objects.
         header_length: bytes of JSON before binary data, or of a request without such data.
     """
 
@@ -54,6 +58,9 @@ class RequestLimits:
     parameters: int = 64
     parameter_bytes: int = 1 << 16
     strings: int = 1 << 20
+    json_values: int = 1 << 20
+    json_containers: int = 1 << 18
+    json_keys: int = 1 << 16
     header_length: int = 64 << 20
 
 

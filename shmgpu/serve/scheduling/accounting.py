@@ -158,6 +158,11 @@ class Accounting:
         self.counters[served.base + _SUCCESS_NS] += _now() - started_ns
         self.counters[served.base + _LAST_MS] = _unix_ns() // 1_000_000
 
+    def retract(self, served: ServedModel) -> None:
+        """The client of a request that succeeded could not be told after all."""
+        self.counters[served.base + _SUCCESS] -= 1
+        self.counters[served.base + _FAIL] += 1
+
     def failed(self, served: ServedModel, started_ns: int, error: BaseException) -> None:
         """A request that has left ends with an error."""
         counters, base = self.counters, served.base

@@ -1,0 +1,283 @@
+"""Large JSON: bounded before it is parsed, read in steps beside the loop, and answered likewise."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import http.client
+import json
+import math
+import threading
+
+import numpy as np
+import orjson
+import pytest
+from serve import servers
+
+from shmgpu.serve.protocol import datatypes, http_codec, json_reader
+from shmgpu.serve.protocol.types import DEFAULT_LIMITS, ProtocolError, RequestLimits
+
+INFER = "/v2/models/scale/infer"
+
+
+@pytest.fixture(scope="module")
+def server():
+    """One worker, so that whatever holds it up is seen."""
+    with servers.serving(
+        servers.MODELS / "simple.py", workers=1, helpers=1, arena="128MiB"
+    ) as running:
+        yield running
+
+
+def request(data, shape, datatype="FP32", before=""):
+    """One input whose data are written as given."""
+    return (
+        f'{{{before}"inputs": [{{"name": "x", "datatype": "{datatype}", '
+        f'"shape": {json.dumps(shape)}, "data": {data}}}]}}'
+    ).encode()
+
+
+def health_answers_while(server, body, **headers):
+    """How often health was asked and answered while the server had all of a request and did not
+    answer it; and the answer."""
+    sent, answered, found = threading.Event(), threading.Event(), []
+
+    def ask():
+        connection = http.client.HTTPConnection(server.host, server.port, timeout=60)
+        with contextlib.closing(connection):
+            named = {name.replace("_", "-"): value for name, value in headers.items()}
+            connection.request("POST", INFER, body, named)
+            sent.set()
+            response = connection.getresponse()
+            answered.set()
+            found.append((response.status, response.read()))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    sent.wait()
+    answers = 0
+    while not answered.is_set():
+        assert server.ask("GET", "/v2/health/live")[0] == 200
+        answers += not answered.is_set()
+    thread.join()
+    return answers, *found[0]
+
+
+def test_health_is_answered_while_millions_of_numbers_are_read(server):
+    """The last of them is none, so that no helper gets any."""
+    count = 2_000_000
+    body = request("[" + "0.5," * (count - 1) + "null]", [count])
+    answers, status, answer = health_answers_while(server, body)
+    assert status == 400, answer[:200]
+    assert "null" in json.loads(answer)["error"]
+    assert answers > 5  # of some hundred; one or two where the loop reads them
+
+
+def test_health_is_answered_while_millions_of_numbers_are_written(server):
+    """Beside the same request whose answer is not written as JSON."""
+    count = 4_000_000
+    x = {"name": "x", "datatype": "FP32", "shape": [count]}
+    head = {"inputs": [{**x, "parameters": {"binary_data_size": 4 * count}}]}
+    answers = []
+    for is_binary in (True, True, False):  # the first one warms up
+        header = json.dumps({**head, "parameters": {"binary_data_output": is_binary}}).encode()
+        body = header + np.full(count, 0.5, "f4").tobytes()
+        found, status, answer = health_answers_while(
+            server, body, Inference_Header_Content_Length=str(len(header))
+        )
+        assert status == 200
+        assert is_binary or answer.count(b"1.0") == count
+        answers.append(found)
+    assert answers[2] > answers[1] + 5
+
+
+def test_health_is_answered_while_a_bomb_is_looked_at(server):
+    """Sixty megabytes of arrays in a key that means nothing, in less than a thousandth of that."""
+    body = gzip.compress(request("[1]", [1], before='"no": [' + "[]," * (20 << 20) + "[]],"), 9)
+    assert len(body) < 1 << 17
+    answers, status, answer = health_answers_while(server, body, Content_Encoding="gzip")
+    assert status == 400
+    assert "arrays and objects" in json.loads(answer)["error"]
+    assert answers > 2
+
+
+@pytest.mark.parametrize(
+    ("hostile", "said"),
+    [
+        ("[]," * 300_000 + "[]", "arrays and objects"),
+        ("{}," * 300_000 + "{}", "arrays and objects"),
+        ('"",' + "1," * 1_100_000 + "1", "values"),
+        (",".join('{"k":1}' for _ in range(70_000)), "keys"),
+        ('"' + "[" * 300_000 + '",' + "[1]," * 300_000 + "1", "arrays and objects"),
+    ],
+)
+@pytest.mark.parametrize("key", ["no", "data"])
+def test_what_costs_more_than_its_bytes_is_refused_unparsed(monkeypatch, hostile, said, key):
+    parsed = []
+    monkeypatch.setattr(json_reader.orjson, "loads", parsed.append)
+    with pytest.raises(ProtocolError, match=said) as refused:
+        http_codec.parse_infer(request("[1]", [1], before=f'"{key}": [{hostile}],'), None)
+    assert refused.value.status == 400
+    assert not parsed
+
+
+def test_no_more_than_a_step_of_numbers_is_parsed_at_once(monkeypatch):
+    most = []
+    real = orjson.loads
+
+    def loads(text):
+        most.append(len(text))
+        return real(text)
+
+    monkeypatch.setattr(orjson, "loads", loads)
+    count = 300_000
+    values = np.random.default_rng(7).standard_normal(count).astype("f4")
+    body = request(json.dumps(values.tolist()), [count])
+    (found,) = http_codec.parse_infer(body, None).inputs
+    assert np.array_equal(found.array(), values)
+    assert max(most) <= datatypes.STEP + 100
+    assert len(most) > 10
+
+
+@pytest.mark.parametrize("most", [300_000, 300_001])
+def test_brackets_in_text_are_no_arrays(most):
+    text = json.dumps(["[" * 299_000, 'a"[\\', "\\" * 5 + '"[' * 9])
+    body = request(text, [3], "BYTES")
+    limits = RequestLimits(json_containers=most - 299_990)
+    (found,) = http_codec.parse_infer(body, None, limits).inputs
+    assert found.array()[1] == b'a"[\\'
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_counts_outside_of_text_agree_with_a_parser(seed, monkeypatch):
+    """Whatever piece a string or a backslash falls into."""
+    random = np.random.default_rng(seed)
+    monkeypatch.setattr(json_reader, "STEP", int(random.integers(2, 40)))
+    signs = ['"', "\\", "[", ":", "a", ",", "{"]
+    texts = ["".join(random.choice(signs, random.integers(0, 12))) for _ in range(30)]
+    text = json.dumps([{one: number} for number, one in enumerate(texts)]).encode()
+    assert json_reader._outside(text, b":") == len(texts)
+    assert json_reader._outside(text, b"[") == 1
+    assert json_reader._outside(text, b"[{") == len(texts) + 1
+
+
+def long(values):
+    """As JSON of so many bytes that it is read in steps."""
+    return "[" + ", ".join(values * (json_reader.LONG_BYTES // 2)) + "]", len(values) * (
+        json_reader.LONG_BYTES // 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "datatype", "first"),
+    [
+        (["1", "-2", "3"], "INT8", 1),
+        (["1.5", "NaN", "-Infinity"], "FP64", 1.5),
+        (["true", "false"], "BOOL", True),
+        (["18446744073709551615"], "UINT64", 2**64 - 1),
+        (["2"], "FP32", 2.0),
+    ],
+)
+def test_long_arrays_are_read_as_short_ones_are(values, datatype, first):
+    text, count = long(values)
+    (found,) = http_codec.parse_infer(request(text, [count // 2, 2], datatype), None).inputs
+    array = found.array()
+    assert array.shape == (count // 2, 2)
+    assert array[0, 0] == first
+    short = json.dumps([json.loads(one) for one in values])
+    (again,) = http_codec.parse_infer(request(short, [len(values)], datatype), None).inputs
+    assert np.array_equal(
+        array.reshape(-1)[: len(values)], again.array(), equal_nan=datatype == "FP64"
+    )
+
+
+@pytest.mark.parametrize(
+    ("spoil", "datatype", "said"),
+    [
+        (lambda text: text[:-1] + ",]", "FP32", "elements in 'data'"),
+        (lambda text: text.replace("1", "", 1), "FP32", "not JSON"),
+        (lambda text: text.replace("1", "01", 1), "FP32", "not JSON"),
+        (lambda text: text.replace("1", "null", 1), "FP32", "null"),
+        (lambda text: text.replace("1", "1 2", 1), "FP32", "not JSON"),
+        (lambda text: text.replace("1", "999", 1), "INT8", "outside INT8"),
+        (lambda text: text.replace("1", "1.5", 1), "INT8", "numbers with a point"),
+        (lambda text: text.replace("1", "1]", 1), "INT8", "not JSON"),
+        (lambda text: text.replace("1", "[1]", 1), "INT8", "arrays nested deeper"),
+    ],
+)
+def test_long_arrays_that_are_wrong_are_refused(spoil, datatype, said):
+    text, count = long(["1"])
+    with pytest.raises(ProtocolError, match=said) as refused:
+        http_codec.parse_infer(request(spoil(text), [count], datatype), None)
+    assert refused.value.status == 400
+
+
+def test_a_trailing_comma_is_no_element():
+    text, count = long(["1"])
+    body = request(text[:-1] + ",]", [count + 1])
+    with pytest.raises(ProtocolError, match="not JSON"):
+        http_codec.parse_infer(body, None)
+
+
+def test_data_that_is_no_inputs_is_refused():
+    text, _ = long(["1"])
+    body = request("[1]", [1], before=f'"parameters": {{"data": {text}}},')
+    with pytest.raises(ProtocolError, match="outside of its 'inputs'"):
+        http_codec.parse_infer(body, None)
+    escaped = request("[1]", [1], before=f'"a\\"data": {text},')
+    assert len(http_codec.parse_infer(escaped, None).inputs) == 1
+
+
+@pytest.mark.parametrize("datatype", ["INT32", "FP16", "FP32", "BF16", "BOOL", "UINT64"])
+def test_long_outputs_are_written_as_one_array(datatype):
+    row = datatypes.DATATYPES[datatype]
+    count = 3 * datatypes.AT_ONCE + 5
+    array = (np.arange(count) % 2).astype(row.storage)
+    if datatype == "BF16":
+        array = datatypes.round_bf16(np.arange(count).astype("f4") % 2)
+    assert orjson.loads(datatypes.to_json(row, array)) == (np.arange(count) % 2).tolist()
+    if row.kind == "float" and datatype != "BF16":
+        array[-1] = math.inf
+        assert json.loads(datatypes.to_json(row, array))[-1] == math.inf
+
+
+def test_a_client_that_leaves_while_its_request_is_read_is_forgotten(server):
+    body = request("[" + "0.5," * 999_999 + "0.5]", [1_000_000])
+    for _ in range(3):
+        with pytest.raises(OSError):
+            _left(server, body)
+    servers.until(lambda: server.pending() == 0, "nothing is pending")
+    assert server.ask("POST", INFER, request("[1]", [1]))[0] == 200
+
+
+def _left(server, body):
+    connection = http.client.HTTPConnection(server.host, server.port, timeout=0.05)
+    try:
+        connection.request("POST", INFER, body)
+        connection.getresponse()
+    finally:
+        connection.close()
+
+
+def test_what_changes_the_state_has_small_bodies(server):
+    body = json.dumps({"settings": "x" * (1 << 19)}).encode()
+    status, _, answer = server.ask("POST", "/v2/logging", body)
+    assert (status, b"send less at once" in answer) == (413, True)
+
+
+def test_a_long_generate_is_read_aside(server):
+    body = json.dumps({"x": [0.5] * 200_000}).encode()
+    status, _, answer = server.ask("POST", "/v2/models/scale/generate", body)
+    assert status == 200
+    assert json.loads(answer)["y"] == [1.0] * 200_000
+
+
+def test_a_long_answer_is_compressed_as_a_short_one(server):
+    body = request("[" + "0.5," * 199_999 + "0.5]", [200_000])
+    status, headers, answer = server.ask("POST", INFER, body, Accept_Encoding="gzip")
+    assert (status, headers["content-encoding"]) == (200, "gzip")
+    assert json.loads(gzip.decompress(answer))["outputs"][0]["data"] == [1.0] * 200_000
+
+
+def test_the_limits_are_what_the_page_says():
+    assert (DEFAULT_LIMITS.json_values, DEFAULT_LIMITS.json_containers) == (1 << 20, 1 << 18)
