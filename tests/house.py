@@ -424,6 +424,7 @@ serve/telemetry/spans               child
 serve/frontend/aside                child
 serve/frontend/documents            child
 serve/frontend/acceptor             child
+serve/frontend/body_memory          child
 serve/frontend/connection           child
 serve/frontend/compression          child
 serve/frontend/generate             child

@@ -25,6 +25,7 @@ from shmgpu.common import termination
 from shmgpu.common.logs import logger
 from shmgpu.serve.frontend.acceptor import Connections, Listener
 from shmgpu.serve.frontend.access_log import AccessLog
+from shmgpu.serve.frontend.body_memory import BodyMemory
 from shmgpu.serve.frontend.connection import SCRATCH_BYTES, Connection, ConnectionLimits, end_slow
 from shmgpu.serve.frontend.routes import Front
 from shmgpu.serve.protocol.types import DEFAULT_LIMITS
@@ -130,6 +131,7 @@ class _Worker:
             options.receive_timeout,
             options.send_timeout,
         )
+        self.memory = BodyMemory(self.port.arena, self.limits.connections, self.limits.body_bytes)
         self.access = AccessLog(options.access_log) if options.access_log else None
         self.connections = Connections(plan.counters.own, rank)
         self.told = asyncio.Event()
@@ -204,7 +206,7 @@ class _Worker:
         answer: Callable[..., None] = self.front.answer
         return Connection(
             answer,
-            self.port.arena,
+            self.memory,
             self.limits,
             self.scratch,
             self.connections,

@@ -24,16 +24,16 @@ from typing import Any, Protocol
 import httptools
 import orjson
 
-from shmgpu.child.memory import Arena
-from shmgpu.codec.arrays import ALIGNMENT
 from shmgpu.errors import ArenaFull
 from shmgpu.serve.frontend.acceptor import Connections
+from shmgpu.serve.frontend.body_memory import Body, BodyMemory
 
 SCRATCH_BYTES = 16384
 SLOWEST = 65536  # bytes a second
 LINGER_S = 2.0  # from a refusal until the connection ends
 LEFT_IDLE_S = 0.5  # without a request, until a worker that is leaving closes a connection
 JOINED_BYTES = 8192  # an answer of fewer is written as one piece
+NO_MEMORY = "the server has no memory left for this request: try again"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 Refusal = tuple[int, str, bytes]  # status, sentence, headers
@@ -81,9 +81,8 @@ class Request:
     """
 
     __slots__ = (
-        "arena_view",
         "body",
-        "chunks",
+        "coming",
         "connection",
         "headers",
         "is_answered",
@@ -102,8 +101,7 @@ class Request:
         self.target = b""
         self.headers: dict[bytes, bytes] = {}
         self.body: Any = b""
-        self.arena_view: memoryview | None = None  # where the body is to go
-        self.chunks = bytearray()  # of a body of unknown length
+        self.coming: Body | None = None  # the body, until it is whole
         self.length = -1
         self.keep_alive = True
         self.is_old = False  # HTTP/1.0: the client knows no chunks, and gets one answer
@@ -147,7 +145,7 @@ class Connection(asyncio.BufferedProtocol):
 
     Args:
         answer: who answers its requests.
-        arena: where bodies go.
+        memory: where bodies go.
         limits: what the client may ask.
         scratch: where heads are received; read before the next connection is.
         seen: all connections of the worker; while it is leaving, each ends with its next answer.
@@ -159,13 +157,13 @@ class Connection(asyncio.BufferedProtocol):
     __slots__ = (
         "admit",
         "answer",
-        "arena",
         "came",
-        "filled",
         "head_bytes",
         "is_closing",
+        "is_direct",
         "limits",
         "log",
+        "memory",
         "parser",
         "peer",
         "request",
@@ -182,7 +180,7 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(
         self,
         answer: Answering,
-        arena: Arena,
+        memory: BodyMemory,
         limits: ConnectionLimits,
         scratch: memoryview,
         seen: Connections,
@@ -191,7 +189,7 @@ class Connection(asyncio.BufferedProtocol):
         log: Callable[[str, Request, int, int], None] | None = None,
     ) -> None:
         self.answer = answer
-        self.arena = arena
+        self.memory = memory
         self.limits = limits
         self.scratch = scratch
         self.seen = seen
@@ -205,7 +203,7 @@ class Connection(asyncio.BufferedProtocol):
         self.transport: Any = None
         self.parser: Any = httptools.HttpRequestParser(self)
         self.request: Request | None = None  # the one that is being received
-        self.filled = -1  # bytes of its body that have been received past the parser; -1: not so
+        self.is_direct = False  # whether the rest of its body is received past the parser
         self.waiting: deque[Request] = deque()  # received, the first of them being answered
         self.is_closing = False
         self.when_taken: Callable[[], None] | None = None  # while the client takes no more
@@ -242,6 +240,8 @@ class Connection(asyncio.BufferedProtocol):
             if request.on_disconnect is not None:
                 request.on_disconnect()
         self.waiting.clear()
+        if self.request is not None and self.request.coming is not None:
+            self.request.coming.close()
         self.request = None
         self.parser = None
 
@@ -257,14 +257,15 @@ class Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, size_hint: int) -> memoryview:
         """Where the next bytes go: into the arena while a body is being received."""
-        if self.filled >= 0:
-            assert self.request is not None and self.request.arena_view is not None
-            return self.request.arena_view[self.filled :]
+        if self.is_direct:
+            assert self.request is not None and self.request.coming is not None
+            coming = self.request.coming
+            return coming.view[coming.filled :]
         return self.scratch
 
     def buffer_updated(self, count: int) -> None:
         """So many bytes were received."""
-        if self.filled >= 0:
+        if self.is_direct:
             self._fill(count)
             return
         if self.is_closing:
@@ -292,8 +293,8 @@ class Connection(asyncio.BufferedProtocol):
         request = self.request
         if is_first and request is not None:  # empty lines are no beginning
             self.since = monotonic()
-        if request is not None and request.arena_view is not None and not self.is_closing:
-            self.filled = len(request.body)  # what came with the head was copied
+        if request is not None and request.length > 0 and not self.is_closing:
+            self.is_direct = True  # what came with the head was copied
             self.parser = None
         if self.head_bytes > self.limits.header_bytes and not self.is_closing:
             self._refuse(431, f"a request's head may have {self.limits.header_bytes} bytes")
@@ -353,12 +354,12 @@ class Connection(asyncio.BufferedProtocol):
             if request.length > self.limits.body_bytes:
                 self._refuse(413, f"the body may have {self.limits.body_bytes} bytes")
                 return
-            if request.length:
-                try:
-                    request.arena_view = self._room(request.length, request.header_length)
-                except ArenaFull:
-                    self._refuse(503, "the server has no memory left for this request: try again")
-                    return
+        if request.length > 0 or b"transfer-encoding" in headers:
+            try:
+                request.coming = self.memory.begin(request.length, request.header_length)
+            except ArenaFull:
+                self._refuse(503, NO_MEMORY)
+                return
         if headers.get(b"expect", b"").lower() == b"100-continue":
             if not self.waiting and not request.is_old:
                 self.transport.write(CONTINUE)
@@ -369,16 +370,15 @@ class Connection(asyncio.BufferedProtocol):
         if request is None or self.is_closing:
             return
         self.head_bytes = 0  # counts on: chunks' heads, and what follows the last
-        view = request.arena_view
-        if view is None:
-            request.chunks += data
-            if len(request.chunks) > self.limits.body_bytes:
-                self._refuse(413, f"the body may have {self.limits.body_bytes} bytes")
+        coming = request.coming
+        assert coming is not None
+        if coming.filled + len(data) > self.limits.body_bytes:
+            self._refuse(413, f"the body may have {self.limits.body_bytes} bytes")
             return
-        start = len(request.body)
-        end = start + len(data)
-        view[start:end] = data
-        request.body = view[:end]
+        try:
+            coming.put(data)
+        except ArenaFull:
+            self._refuse(503, NO_MEMORY)
 
     def on_message_complete(self) -> None:
         """A request is whole."""
@@ -387,36 +387,25 @@ class Connection(asyncio.BufferedProtocol):
         self.request = None
         if request is None or self.is_closing:
             return
-        request.arena_view = None
-        if request.chunks:
-            try:
-                view = self._room(len(request.chunks), request.header_length)
-            except ArenaFull:
-                self._refuse(503, "the server has no memory left for this request: try again")
-                return
-            view[:] = request.chunks
-            request.body = view
-            request.chunks = bytearray()
+        if request.coming is not None:
+            request.body = request.coming.close()
+            request.coming = None
         self.waiting.append(request)
         if len(self.waiting) == 1:
             self.answer(request)
 
     # ---- bodies --------------------------------------------------------------------------
 
-    def _room(self, length: int, header_length: int | None) -> memoryview:
-        """Arena memory for a body, so placed that what follows its JSON header is aligned."""
-        before = -header_length % ALIGNMENT if header_length and header_length > 0 else 0
-        buffer, _ = self.arena.allocate(length + before)
-        return memoryview(buffer)[before:]
-
     def _fill(self, count: int) -> None:
         request = self.request
-        assert request is not None and request.arena_view is not None
-        self.filled += count
-        if self.filled < request.length:
+        assert request is not None and request.coming is not None
+        try:
+            if not request.coming.came(count):
+                return
+        except ArenaFull:
+            self._refuse(503, NO_MEMORY)
             return
-        request.body = request.arena_view
-        self.filled = -1
+        self.is_direct = False
         self.parser = httptools.HttpRequestParser(self)
         self.on_message_complete()
 
@@ -444,7 +433,8 @@ class Connection(asyncio.BufferedProtocol):
                 self.transport.close()
         else:
             # Count the bytes that have come, not the length that was announced: those hold memory.
-            came = self.filled if self.filled >= 0 else len(self.request.chunks)
+            coming = self.request.coming
+            came = coming.filled if coming is not None else 0
             if waited > limits.receive_s + came / SLOWEST:
                 self._refuse(408, "the request took too long to come in")
 
@@ -456,9 +446,10 @@ class Connection(asyncio.BufferedProtocol):
         request = self.request or Request(self)
         self.request = None
         request.keep_alive = False
-        request.arena_view = None
-        request.chunks = bytearray()
-        self.filled = -1
+        if request.coming is not None:
+            request.coming.close()
+            request.coming = None
+        self.is_direct = False
         request.refusal = status, sentence, headers
         self.waiting.append(request)
         if len(self.waiting) == 1:
