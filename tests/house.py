@@ -433,6 +433,7 @@ serve/frontend/fast_path            child
 serve/frontend/access_log           child
 serve/frontend/routes               child
 serve/frontend/openapi              child
+serve/frontend/grpc_admission       child
 serve/frontend/grpc_server          child
 serve/worker                        child
 serve/server                        parent

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import time
+import traceback
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +21,12 @@ from typing import Any
 
 import grpc
 from google.protobuf import json_format
+from google.protobuf.message import DecodeError
 
 from shmgpu.common.logs import logger
 from shmgpu.serve.frontend import documents
+from shmgpu.serve.frontend.aside import LONG_BYTES
+from shmgpu.serve.frontend.grpc_admission import Admission, ComingMessage, MessageMemory
 from shmgpu.serve.frontend.routes import NO_PARAMETERS, NO_TOKEN, Front, bears, check_control
 from shmgpu.serve.protocol import grpc_codec
 from shmgpu.serve.protocol.grpc_codec import MESSAGES, SERVICE
@@ -75,7 +80,7 @@ class _Asked:
         served: ServedModel | None = None
         named = "", "", ""
         try:
-            message, raw = grpc_codec.split_request(data)
+            message, raw = grpc_codec.split_request(data, front.limits)
             self.id = message.id
             named = message.model_name, message.model_version, message.id
             served = front.catalog.find(message.model_name, message.model_version)
@@ -178,8 +183,30 @@ async def infer(front: Front, data: bytes, context: Any) -> bytes:
     try:
         return await _Asked(front, data, traceparent=_traceparent(front, context)).answer()
     except Exception as error:
-        await refuse(context, error)
-        raise
+        failed = _told_of(error)
+    del data  # whatever abort raises refers to this frame
+    await context.abort(*failed)
+    raise AssertionError  # abort has raised
+
+
+def _told_of(error: BaseException) -> tuple[Any, str]:
+    """The code and the sentence of an error, which keeps nothing alive from then on.
+
+    Its traceback refers to frames that have the request, and these to what has the error: unless
+    they are parted, the request's bytes stay until the collector finds them.
+    """
+    status, sentence = answer_to(error)
+    forget(error)
+    return CODES.get(status, grpc.StatusCode.INTERNAL), sentence
+
+
+def forget(error: BaseException) -> None:
+    """Have an error keep no frame alive."""
+    seen: BaseException | None = error
+    while seen is not None:
+        traceback.clear_frames(seen.__traceback__)
+        seen.__traceback__ = None
+        seen = seen.__context__
 
 
 def _traceparent(front: Front, context: Any) -> bytes:
@@ -191,24 +218,32 @@ def _traceparent(front: Front, context: Any) -> bytes:
 
 
 async def infer_in_stream(
-    front: Front, received: AsyncIterator[bytes], traceparent: bytes
+    front: Front, memory: MessageMemory, received: AsyncIterator[bytes], traceparent: bytes
 ) -> AsyncGenerator[bytes, None]:
     """Requests as they come; answers in the requests' order, errors among them."""
     ahead = asyncio.Semaphore(STREAM_AHEAD)
-    out: asyncio.Queue[_Asked | _Parts | bytes | None] = asyncio.Queue()
+    out: asyncio.Queue[tuple[_Asked | _Parts | bytes, ComingMessage] | None] = asyncio.Queue()
 
     async def ask() -> None:
         try:
-            async for data in received:
+            while True:
                 await ahead.acquire()
-                out.put_nowait(_asked(front, data, traceparent))
+                coming = await memory.wait()
+                data = await anext(received, None)
+                if data is None:
+                    coming.close()
+                    return
+                coming.arrived(len(data))
+                out.put_nowait((_asked(front, data, traceparent), coming))
+                del data
         finally:
             out.put_nowait(None)
 
     asking = asyncio.ensure_future(ask())
     asked: _Asked | _Parts | bytes | None = None
     try:
-        while (asked := await out.get()) is not None:
+        while (item := await out.get()) is not None:
+            asked, coming = item
             if isinstance(asked, bytes):
                 yield asked
             else:
@@ -218,16 +253,21 @@ async def infer_in_stream(
                             yield answer
                 except Exception as error:
                     yield _failed(error, asked.id)
+            coming.close()
             ahead.release()
         await asking
     finally:
         asking.cancel()
         if isinstance(asked, (_Asked, _Parts)):
             asked.give_up()
+            coming.close()
         while not out.empty():
-            asked = out.get_nowait()
-            if isinstance(asked, (_Asked, _Parts)):
-                asked.give_up()
+            item = out.get_nowait()
+            if item is not None:
+                asked, coming = item
+                coming.close()
+                if isinstance(asked, (_Asked, _Parts)):
+                    asked.give_up()
 
 
 def _asked(front: Front, data: bytes, traceparent: bytes) -> _Asked | _Parts | bytes:
@@ -244,22 +284,22 @@ def _asked(front: Front, data: bytes, traceparent: bytes) -> _Asked | _Parts | b
             front.calls.refused(served, started_ns, traceparent, named, error)
             raise
     except Exception as error:
-        return _failed(error, _id_of(data))
+        return _failed(error, _id_of(front, data))
 
 
 def _streaming(front: Front, data: bytes) -> tuple[ServedModel, Any, Any] | None:
     """The streaming model that a request is for, and its parts; None: it is none, or nothing."""
     try:
-        message, raw = grpc_codec.split_request(data)
+        message, raw = grpc_codec.split_request(data, front.limits)
         served = front.catalog.find(message.model_name, message.model_version)
     except ProtocolError:
         return None
     return (served, message, raw) if served.streams else None
 
 
-def _id_of(data: bytes) -> str:
+def _id_of(front: Front, data: bytes) -> str:
     try:
-        name: str = grpc_codec.split_request(data)[0].id
+        name: str = grpc_codec.split_request(data, front.limits)[0].id
     except ProtocolError:
         return ""
     return name
@@ -267,7 +307,7 @@ def _id_of(data: bytes) -> str:
 
 def _failed(error: Exception, request_id: str) -> bytes:
     """An error as a stream reports it: the stream continues."""
-    _, sentence = answer_to(error)
+    _, sentence = _told_of(error)
     data: bytes = _StreamResponse(
         error_message=sentence, infer_response=_InferResponse(id=request_id)
     ).SerializeToString()
@@ -435,80 +475,72 @@ ANSWERS: dict[str, Callable[[Front, Any], Any]] = {
 
 async def refuse(context: Any, error: Exception) -> None:
     """Ends a call with an error's code and sentence; raises what ends it."""
-    status, sentence = answer_to(error)
-    await context.abort(CODES.get(status, grpc.StatusCode.INTERNAL), sentence)
+    await context.abort(*_told_of(error))
 
 
-def _answering(front: Front, name: str) -> Callable[[Any, Any], Awaitable[Any]]:
-    answer, response = ANSWERS[name], MESSAGES[SERVICE.methods_by_name[name].output_type.name]
+def _answering(front: Front, name: str) -> Callable[[bytes, Any], Awaitable[bytes]]:
+    method = SERVICE.methods_by_name[name]
+    answer, asked = ANSWERS[name], MESSAGES[method.input_type.name]
+    response = MESSAGES[method.output_type.name]
 
-    async def answered(request: Any, context: Any) -> Any:
+    async def answered(data: bytes, context: Any) -> bytes:
         try:
+            if len(data) > LONG_BYTES:
+                raise ProtocolError(
+                    413, f"the message may have {LONG_BYTES} bytes: send less at once"
+                )
             front.catalog.refresh()
-            said = answer(front, request)
+            said = answer(front, _parsed(asked, data))
             if inspect.isawaitable(said):
                 said = await said
-            return json_format.ParseDict(said, response(), ignore_unknown_fields=True)
+            made = json_format.ParseDict(said, response(), ignore_unknown_fields=True)
+            shown: bytes = made.SerializeToString()
+            return shown
         except Exception as error:
-            await refuse(context, error)
-            raise
+            failed = _told_of(error)
+        del data
+        await context.abort(*failed)
+        raise AssertionError  # abort has raised
 
     return answered
 
 
-def handlers(front: Front) -> Any:
-    """All calls of the service, for `grpc.aio.Server.add_generic_rpc_handlers`."""
+def _parsed(asked: Any, data: bytes) -> Any:
+    try:
+        return asked.FromString(data)
+    except DecodeError:
+        raise ProtocolError(
+            400, f"the request is not a {asked.DESCRIPTOR.name}: send one as the protocol has it"
+        ) from None
 
-    async def one(data: bytes, context: Any) -> bytes:
-        return await infer(front, data, context)
+
+def handlers(front: Front, memory: MessageMemory) -> Admission:
+    """All calls of the service, for `grpc.aio.Server.add_generic_rpc_handlers`."""
 
     async def many(received: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         traceparent = _traceparent(front, context)
-        async with contextlib.aclosing(infer_in_stream(front, received, traceparent)) as answers:
+        stream = infer_in_stream(front, memory, received, traceparent)
+        async with contextlib.aclosing(stream) as answers:
             async for answer in answers:
                 yield answer
 
-    table = {
-        # Without (de)serialisers: these two are bytes here, see `messages`.
-        "ModelInfer": grpc.unary_unary_rpc_method_handler(one),
-        "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(many),
-    }
-    for name in ANSWERS:
-        request = MESSAGES[SERVICE.methods_by_name[name].input_type.name]
-        table[name] = grpc.unary_unary_rpc_method_handler(
-            _answering(front, name),
-            request_deserializer=request.FromString,
-            response_serializer=lambda message: message.SerializeToString(),
-        )
-    return grpc.method_handlers_generic_handler(SERVICE.full_name, table)
+    prefix = f"/{SERVICE.full_name}/"
+    answers = {prefix + name: _answering(front, name) for name in ANSWERS}
+    open_calls = {prefix + name: answers.pop(prefix + name) for name in OPEN_TO_ALL}
+    return Admission(
+        open_calls,
+        {f"{prefix}ModelInfer": functools.partial(infer, front)},
+        answers,
+        {f"{prefix}ModelStreamInfer": grpc.stream_stream_rpc_method_handler(many)},
+        functools.partial(_bears, front.token) if front.token else None,
+        NO_TOKEN,
+        memory,
+        refuse,
+    )
 
 
-class _Bearer(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Lets no call through that does not bear the token, but for those that are open to all."""
-
-    def __init__(self, token: bytes) -> None:
-        self.token = token
-
-    async def intercept_service(self, continuation: Any, details: Any) -> Any:
-        """As of grpc."""
-        handler = await continuation(details)
-        given = dict(details.invocation_metadata).get("authorization", "")
-        if (
-            handler is None
-            or details.method.rpartition("/")[2] in OPEN_TO_ALL
-            or bears(given.encode(), self.token)
-        ):
-            return handler
-        if handler.response_streaming:
-            return grpc.stream_stream_rpc_method_handler(self._refuse_stream)
-        return grpc.unary_unary_rpc_method_handler(self._refuse)
-
-    async def _refuse(self, data: bytes, context: Any) -> None:
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, NO_TOKEN)
-
-    async def _refuse_stream(self, data: Any, context: Any) -> Any:
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, NO_TOKEN)
-        yield b""
+def _bears(token: bytes, authorization: bytes) -> bool:
+    return bears(authorization, token)
 
 
 class GrpcServer:
@@ -532,10 +564,10 @@ class GrpcServer:
                 ("grpc.max_concurrent_streams", options.max_queue),
                 ("grpc.max_connection_idle_ms", int(options.idle_timeout * 1000)),
             ],
-            interceptors=[_Bearer(front.token)] if front.token else [],
         )
         self.options = options
-        self.server.add_generic_rpc_handlers((handlers(front),))
+        memory = MessageMemory(options.arena, options.receive_timeout)
+        self.server.add_generic_rpc_handlers((handlers(front, memory),))
         self.address = address
 
     async def start(self) -> None:

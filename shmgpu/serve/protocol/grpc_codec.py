@@ -27,10 +27,12 @@ from shmgpu.serve.protocol.datatypes import DATATYPES, Datatype
 from shmgpu.serve.protocol.fields import FieldReader
 from shmgpu.serve.protocol.metadata import ModelMetadata
 from shmgpu.serve.protocol.types import (
+    DEFAULT_LIMITS,
     InferRequest,
     InputTensor,
     OutputTensor,
     Parameters,
+    ProtocolError,
     RequestedOutput,
     RequestLimits,
     Scalar,
@@ -65,6 +67,7 @@ _RAW_OUTPUT = _InferResponse.DESCRIPTOR.fields_by_name["raw_output_contents"].nu
 _INFER_RESPONSE = (
     MESSAGES["ModelStreamInferResponse"].DESCRIPTOR.fields_by_name["infer_response"].number
 )
+MOST_FIELDS = 4096  # of a request, besides those of tensors: parameters, above all
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5  # how a field's value is written
 _FIXED = {_FIXED64: 8, _FIXED32: 4}
 
@@ -85,27 +88,47 @@ _CONTENTS = {
 }
 
 
-def split_request(data: bytes) -> tuple[Any, list[memoryview]]:
+def split_request(
+    data: bytes, limits: RequestLimits = DEFAULT_LIMITS
+) -> tuple[Any, list[memoryview]]:
     """A ModelInferRequest without its raw_input_contents, and those, as views of the bytes.
 
     Raises:
-        ProtocolError: status 400; the bytes are no such message.
+        ProtocolError: status 400, the bytes are no such message, or beyond a limit; 413, protobuf
+            would have too much to read.
     """
     try:
-        rest, raw = _cut(memoryview(data), _RAW_INPUT)
-        return _InferRequest.FromString(b"".join(rest)), raw
+        rest, raw = _cut(memoryview(data), _RAW_INPUT, MOST_FIELDS + 4 * limits.tensors)
+        size = sum(map(len, rest))
+        if size > limits.message_bytes:
+            raise ProtocolError(
+                413,
+                f"the request has {size} bytes besides raw_input_contents, and this server takes "
+                f"{limits.message_bytes}: send tensors as raw_input_contents",
+            )
+        found = _InferRequest.FromString(b"".join(rest))
     except (IndexError, message.DecodeError):
         raise refusal(
             "the request is not a ModelInferRequest: send one as the protocol has it"
         ) from None
+    for name in (found.model_name, found.model_version):
+        if len(name) > limits.name_length:
+            raise refusal(
+                f"the model's name or version has {len(name)} characters, and this server takes "
+                f"{limits.name_length}: shorten it"
+            )
+    return found, raw
 
 
-def _cut(view: memoryview, wanted: int) -> tuple[list[memoryview], list[memoryview]]:
+def _cut(view: memoryview, wanted: int, most: int) -> tuple[list[memoryview], list[memoryview]]:
     """What is outside the fields of that number, and what is in them; IndexError at the end."""
     rest: list[memoryview] = []
     cut: list[memoryview] = []
-    at = kept = 0
+    at = kept = fields = 0
     while at < len(view):
+        fields += 1
+        if fields > most:
+            raise refusal(f"the request has more than {most} fields: send fewer tensors")
         start = at
         tag, at = _varint(view, at)
         kind, number = tag & 7, tag >> 3

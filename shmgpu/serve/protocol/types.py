@@ -48,6 +48,7 @@ class RequestLimits:
             steps, and everything else at once.
         json_containers: arrays and objects of a request's JSON.
         json_keys: names in all of its objects.
+        message_bytes: of a message over gRPC, raw tensors aside.
         header_length: bytes of JSON before binary data, or of a request without such data.
     """
 
@@ -61,6 +62,7 @@ class RequestLimits:
     json_values: int = 1 << 20
     json_containers: int = 1 << 18
     json_keys: int = 1 << 16
+    message_bytes: int = 4 << 20
     header_length: int = 64 << 20
 
 
@@ -184,4 +186,9 @@ def refusal(sentence: str) -> ProtocolError:
 
 def show_name(name: str) -> str:
     """A name in a sentence: quoted, and cut where it is long."""
-    return repr(name if len(name) <= 80 else f"{name[:77]}...")
+    return repr(cut_name(name))
+
+
+def cut_name(name: str) -> str:
+    """A name, cut where it is long."""
+    return name if len(name) <= 80 else f"{name[:77]}..."

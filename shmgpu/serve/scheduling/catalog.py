@@ -12,7 +12,7 @@ from shmgpu.common.logs import logger
 from shmgpu.serve.models import preprocessing
 from shmgpu.serve.protocol import datatypes
 from shmgpu.serve.protocol.metadata import ModelMetadata, TensorMetadata
-from shmgpu.serve.protocol.types import ProtocolError
+from shmgpu.serve.protocol.types import ProtocolError, cut_name
 from shmgpu.serve.scheduling.rows import FunctionRows, ServerFunction
 from shmgpu.serve.state.control_table import ControlTable
 from shmgpu.serve.state.counters import FIELDS, INDEX
@@ -165,12 +165,13 @@ class Catalog:
             return served
         versions = self.models.get(name)
         if not versions:
-            raise ProtocolError(404, f"Request for unknown model: '{name}' is not found")
+            raise ProtocolError(404, f"Request for unknown model: '{cut_name(name)}' is not found")
         if version:
             served = versions.get(version)
             if served is None:
                 raise ProtocolError(
-                    404, f"Request for unknown model: '{name}' version {version} is not found"
+                    404,
+                    f"Request for unknown model: '{name}' version {cut_name(version)} is not found",
                 )
         else:
             served = versions[max(versions, key=int)]
