@@ -147,6 +147,7 @@ FLAGS = (
     Flag("tls-cert", _text, None, "FILE", "the server's certificate, in PEM: HTTPS only"),
     Flag("tls-key", _text, None, "FILE", "the key of that certificate"),
     Flag("access-log", _text, None, "FILE", "a line for each request; - is standard output"),
+    Flag("hide-errors", _switch, False, "", "tell clients nothing of what a model's code raised"),
     Flag("max-queue", _whole(1), 1000, "N", "requests that may wait or run at once; 503 beyond"),
     Flag("timeout", _time, None, "S", "seconds until a request fails with 503"),
     Flag("allow-repository", _switch, False, "", "let clients load and unload models; 503 without"),

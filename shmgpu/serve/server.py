@@ -227,7 +227,7 @@ def _check_access_log(path: str | None) -> None:
     if path in (None, "-"):
         return
     try:  # opening a pipe that nobody reads would block
-        os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o666))
+        os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o640))
     except OSError as error:
         raise ConfigError(f"the access log {path} cannot be written ({error.strerror})") from None
 

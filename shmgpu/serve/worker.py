@@ -35,6 +35,7 @@ from shmgpu.serve.scheduling.catalog import Catalog
 from shmgpu.serve.scheduling.inference import Calls
 from shmgpu.serve.scheduling.lifecycle import Lifecycle
 from shmgpu.serve.scheduling.rows import FunctionRows
+from shmgpu.serve.scheduling.statuses import hide_exceptions
 from shmgpu.serve.state.control_table import ControlTable
 from shmgpu.serve.state.counters import Counters
 from shmgpu.serve.state.log_settings import apply_log
@@ -72,6 +73,8 @@ def main(rank: int, plan: WorkerConfig) -> None:
     """Be worker ``rank`` until told to end, and then end as one that was."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until the loop listens for it
     plan.counters.clear_held(rank)
+    if plan.options.hide_errors:
+        hide_exceptions()
     with contextlib.closing(uvloop.new_event_loop()) as loop:
         asyncio.set_event_loop(loop)
         loop.run_until_complete(_Worker(rank, plan, loop).run())

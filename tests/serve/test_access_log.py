@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 
@@ -10,11 +11,18 @@ from serve import servers
 LINE = re.compile(r'127\.0\.0\.1 - - \[\d\d/\w{3}/\d{4}:[\d:]{8} \+0000\] "[^"\n]*" \d{3} \d+')
 
 
+def umask():
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
 def test_each_request_is_a_line_and_no_client_forges_one(tmp_path):
     log = tmp_path / "access.log"
     with servers.serving(
         servers.MODELS / "simple.py", workers=1, helpers=1, access_log=log
     ) as server:
+        assert log.stat().st_mode & 0o777 == 0o640 & ~umask()
         server.ask("GET", "/v2/models/scale")
         with socket.create_connection((server.host, server.port)) as connection:
             connection.sendall(b'GET /"" HTTP/1.0\r\n\r\n')

@@ -8,6 +8,8 @@ import logging
 import pytest
 from serve import servers
 
+from shmgpu.serve.protocol.types import ProtocolError
+
 http = pytest.importorskip("tritonclient.http", reason="tritonclient is not installed")
 grpc = pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed")
 
@@ -44,13 +46,50 @@ def test_settings_are_the_same_over_http_and_grpc_and_can_be_changed_where_allow
         over_http.update_trace_settings("scale", {"trace_rate": None})
         assert over_http.get_trace_settings("scale")["trace_rate"] == "1000"
 
-        for change in ({"log_info": 7}, {"log_file": "/etc/passwd"}, {"nothing": 1}):
+        same = {"log_file": "", "log_format": "default", "log_info": False}
+        assert over_http.update_log_settings(same)["log_format"] == "default"
+        over_http.update_trace_settings(settings={"trace_mode": "triton", "trace_file": ""})
+        large = {"log_verbose_level": 1 << 32}
+        for change in ({"log_info": 7}, {"log_file": "/etc/passwd"}, {"nothing": 1}, large):
             with pytest.raises(http.InferenceServerException) as caught:
                 over_http.update_log_settings(change)
             assert caught.value.status() == "400"
         with pytest.raises(http.InferenceServerException) as caught:
             over_http.get_trace_settings("nobody")
         assert caught.value.status() == "404"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"trace_level": ["OFF"] * 10_000},
+        {"trace_level": [["OFF"]]},
+        {"trace_level": []},
+        {"trace_rate": "1" * 100},
+        {"trace_mode": "opentelemetry"},
+        {"trace_rate": 10**80},
+    ],
+)
+def test_trace_settings_have_sizes(change):
+    from shmgpu.serve.state import log_settings
+    from shmgpu.serve.state.control_table import ControlTable
+
+    with contextlib.closing(ControlTable({"settings": {}})) as table:
+        with pytest.raises(ProtocolError) as refused:
+            log_settings.change_trace(table, True, change)
+        assert refused.value.status == 400
+        assert len(refused.value.sentence) < 200
+        assert log_settings.trace(table) == log_settings.TRACE
+
+
+def test_what_a_model_raises_is_told_unless_it_is_hidden():
+    asked = b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}]}'
+    for flags, is_told in (({}, True), ({"hide_errors": True}, False)):
+        with servers.serving(MODEL, workers=1, helpers=1, **flags) as server:
+            status, _, body = server.ask("POST", "/v2/models/fails/infer", asked)
+            assert status == 500
+            assert (b"these numbers are not liked" in body) == is_told
+        assert "these numbers are not liked" in server.said
 
 
 def test_settings_are_told_but_not_changed_unless_allowed():

@@ -32,6 +32,7 @@ from shmgpu.serve.scheduling.accounting import Accounting
 from shmgpu.serve.scheduling.cache import Cache, digest
 from shmgpu.serve.scheduling.catalog import Catalog, ServedModel
 from shmgpu.serve.scheduling.rows import ServerFunction
+from shmgpu.serve.scheduling.statuses import may_tell
 from shmgpu.serve.scheduling.templates import RequestTemplate, uses_regions
 from shmgpu.serve.state.regions import Regions
 
@@ -523,7 +524,7 @@ def _prepared(served: ServedModel, request: InferRequest, inputs: list[Any]) -> 
             why = f"model '{served.name}' refuses the inputs: {error}"
             raise ProtocolError(400, why) from None
         logger.error("preparing inputs of %s failed", served.name, exc_info=error)
-        why = f"preparing inputs of model '{served.name}' failed: {error}"
+        why = f"preparing inputs of model '{served.name}' failed{may_tell(str(error))}"
         raise ProtocolError(500, why) from None
 
 

@@ -72,6 +72,8 @@ def _answer_to(error: BaseException) -> tuple[int, str]:
         _log_traceback(error)
         if error.matches(errors.ConfigError):  # our own sentence, which names the model
             return 500, error.message
+        if not _is_told:
+            return 500, "the model's function failed: the server's log says why"
         return 500, f"{error.type_name}: {error.message}" if error.message else error.type_name
     for kind, status, sentence in TABLE:
         if isinstance(error, kind):
@@ -81,6 +83,18 @@ def _answer_to(error: BaseException) -> tuple[int, str]:
 
 
 _tracebacks = Pause(1.0)
+_is_told = True  # what a model's function raised
+
+
+def hide_exceptions() -> None:
+    """From now on, clients of this process are not told what a model's function raised."""
+    global _is_told
+    _is_told = False
+
+
+def may_tell(text: str) -> str:
+    """What clients are told of an exception's text, which follows a sentence."""
+    return f": {text}" if _is_told else ": the server's log says why"
 
 
 def _log_traceback(error: errors.RemoteError) -> None:

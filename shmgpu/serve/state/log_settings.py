@@ -51,11 +51,13 @@ def trace(table: ControlTable, model: str = "") -> dict[str, Any]:
 def change_log(table: ControlTable, allowed: bool, asked: dict[str, Any]) -> dict[str, Any]:
     """Change some: the log settings then."""
     _permit(allowed)
+    found = log(table)
     for name, value in asked.items():
-        _check_name(name, LOG)
-        if type(value) is not type(LOG[name]) or (isinstance(value, int) and value < 0):
+        _check_name(name, found, value)
+        if type(value) is not type(LOG[name]) or not _has_size(value):
+            shown = repr(value)[:MOST_TEXT]
             raise ProtocolError(
-                400, f"the log setting '{name}' must be like {LOG[name]!r}, not {value!r}"
+                400, f"the log setting '{name}' must be like {LOG[name]!r}, not {shown}"
             )
     with table.change() as state:
         state["settings"].setdefault(_LOG, {}).update(asked)
@@ -67,8 +69,9 @@ def change_trace(
 ) -> dict[str, Any]:
     """Change some, or with None take back what was changed: the trace settings then."""
     _permit(allowed)
+    found = trace(table, model)
     for name, value in asked.items():
-        _check_name(name, TRACE)
+        _check_name(name, found, value)
         if value is not None:
             _check_trace(name, value)
     with table.change() as state:
@@ -103,18 +106,28 @@ def _permit(allowed: bool) -> None:
         )
 
 
-def _check_name(name: str, known: dict[str, Any]) -> None:
-    if name in FIXED:
+def _check_name(name: str, found: dict[str, Any], value: Any) -> None:
+    if name in FIXED and value != found[name]:
         raise ProtocolError(400, f"'{name}' cannot be changed while the server runs")
-    if name not in known:
+    if name not in found:
         raise ProtocolError(400, f"there is no setting '{name[:MOST_TEXT]}'")
+
+
+def _has_size(value: Any) -> bool:
+    """Whether a log setting is of a size that gRPC has for it, and the table room."""
+    return len(value) <= MOST_TEXT if isinstance(value, str) else 0 <= value < 1 << 32
 
 
 def _check_trace(name: str, value: Any) -> None:
     if name == "trace_level":
-        if isinstance(value, list) and value and all(one in LEVELS for one in value):
-            return
-        raise ProtocolError(400, f"'trace_level' must be a list of {', '.join(LEVELS)}")
-    text = str(value) if isinstance(value, (str, int)) else ""
+        if isinstance(value, list) and 0 < len(value) <= len(LEVELS):
+            if all(isinstance(one, str) and one in LEVELS for one in value):
+                return
+        raise ProtocolError(
+            400, f"'trace_level' must be a list of {', '.join(LEVELS)}, each at most once"
+        )
+    if name in FIXED:  # as it is
+        return
+    text = str(value)[: MOST_TEXT + 1] if isinstance(value, (str, int)) else ""
     if not text.lstrip("-").isdecimal() or len(text) > MOST_TEXT:
         raise ProtocolError(400, f"the trace setting '{name}' must be a whole number, as text")
