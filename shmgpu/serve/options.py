@@ -153,6 +153,7 @@ FLAGS = (
     Flag("allow-repository", _switch, False, "", "let clients load and unload models; 503 without"),
     Flag("allow-settings", _switch, False, "", "let clients change log settings; 403 without"),
     Flag("allow-client-shm", _switch, False, "", "let clients register shared memory; 403 without"),
+    Flag("models-per-file", _whole(1, 256), 64, "N", "models that one file may declare"),
     Flag(
         "max-client-regions",
         _whole(1),

@@ -83,7 +83,12 @@ def serve(options: argparse.Namespace) -> None:
         def session(helper: Any) -> Any:
             listener.close()  # held here, it would be connected to when no worker listens any more
             opening = Opening(
-                table, counters[0], options.workers, options.max_sequences, options.sequence_idle
+                table,
+                counters[0],
+                options.workers,
+                options.max_sequences,
+                options.sequence_idle,
+                options.models_per_file,
             )
             return opening(helper)
 

@@ -95,7 +95,11 @@ class _Worker:
         self.calls = Calls(
             self.port,
             catalog,
-            Accounting(plan.counters.of(rank), -(-plan.options.max_queue // plan.options.workers)),
+            Accounting(
+                plan.counters.of(rank),
+                -(-plan.options.max_queue // plan.options.workers),
+                plan.options.workers,
+            ),
             plan.options.timeout,
             loop,
             regions,

@@ -11,7 +11,9 @@ from shmgpu import CallTimeout
 from shmgpu.serve.scheduling.accounting import Accounting, QueueFull
 from shmgpu.serve.state.counters import FIELDS, INDEX
 
-MODEL = types.SimpleNamespace(base=len(FIELDS), pending=len(FIELDS) + INDEX["pending_1"])
+MODEL = types.SimpleNamespace(
+    base=len(FIELDS), pending=len(FIELDS) + INDEX["pending_1"], max_queue_size=0
+)
 STARTED = 0  # of a monotonic clock: all durations are more
 
 
@@ -103,15 +105,15 @@ def test_a_request_is_counted_once_whatever_becomes_of_it(accounting, numbers, w
 
 def test_a_request_is_pending_until_it_leaves_and_one_too_many_is_refused(accounting, numbers):
     for _ in range(2):
-        accounting.admit()
+        accounting.admit(MODEL)
         accounting.begin(MODEL)
     assert counted(numbers) == {"pending_1": 2}
     with pytest.raises(QueueFull) as caught:
-        accounting.admit()
+        accounting.admit(MODEL)
     accounting.refused(MODEL, STARTED, caught.value)
     refused = {"fail_count": 1, "refused_count": 1, "full_count": 1}
     assert counted(numbers) == {"pending_1": 2, **refused}
     accounting.leave(MODEL)
     accounting.leave(MODEL)
-    accounting.admit()
+    accounting.admit(MODEL)
     assert counted(numbers) == refused

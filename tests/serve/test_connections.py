@@ -266,3 +266,69 @@ def test_connections_are_encrypted_where_there_is_a_certificate(tmp_path):
             asked = urllib.request.Request(f"https://{server.address}{PATH}", body)
             with urllib.request.urlopen(asked, context=trusting) as answer:
                 assert json.load(answer)["outputs"][0]["data"][0] == 2
+
+
+def answers_to(server, *requests):
+    """Status lines and heads of what is answered on one connection, until it ends or stays open."""
+    found = []
+    with connected(server) as connection:
+        file = connection.makefile("rb")
+        for request in requests:
+            try:
+                connection.sendall(request)
+            except OSError:  # it has ended
+                return found
+            head = b""
+            while not head.endswith(b"\r\n\r\n"):
+                try:
+                    line = file.readline()
+                except ConnectionResetError:
+                    line = b""
+                if not line:
+                    return found
+                head += line
+            lines = head.lower().split(b"\r\n")
+            size = next(int(one.split(b":")[1]) for one in lines if one[:15] == b"content-length:")
+            file.read(size)
+            found.append((int(head.split()[1]), b"connection: keep-alive" in lines))
+    return found
+
+
+def test_a_client_of_http_1_0_keeps_its_connection_if_it_asks_for_that(strict):
+    kept = b"GET /v2 HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"
+    plain = b"GET /v2 HTTP/1.0\r\n\r\n"
+    assert answers_to(strict, kept, kept, plain, kept) == [(200, True), (200, True), (200, False)]
+    size = b"Connection: Keep-Alive\r\nContent-Length: %d\r\n\r\n" % len(JSON)
+    infer = b"POST " + PATH.encode() + b" HTTP/1.0\r\n" + size + JSON
+    assert answers_to(strict, *[infer] * 8) == [(200, True)] * 8
+
+
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        (b"http://anybody:8000/v2/health/live", 200),
+        (b"HTTPS://anybody/v2/models/scale", 200),
+        (b"http://anybody/nowhere", 404),
+        (b"http://anybody?x=1", 404),
+        (b"http://", 404),
+        (b"ftp://anybody/v2", 404),
+        (b"*", 404),
+    ],
+)
+def test_a_whole_url_is_read_as_its_path(strict, target, status):
+    answers = answers_to(strict, b"GET " + target + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert [code for code, _ in answers] == [status]
+
+
+def test_a_whole_url_runs_a_model(strict):
+    head = b"POST http://x" + PATH.encode() + b" HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+    assert answers_to(strict, *[head % len(JSON) + JSON] * 6) == [(200, False)] * 6
+
+
+def test_a_model_that_is_not_ready_says_why(strict):
+    status, _, body = strict.ask("GET", "/v2/models/nobody/ready")
+    assert (status, "nobody" in json.loads(body)["error"]) == (400, True)
+    status, _, body = strict.ask("GET", "/v2/models/nobody/stats")
+    assert (status, "unknown model" in json.loads(body)["error"]) == (400, True)
+    shown = strict.statistics("scale")
+    assert (shown["response_stats"], shown["memory_usage"]) == ({}, [])

@@ -49,6 +49,8 @@ def model(max_batch_size=0, cache=False, sequence=None, version="1", index=0, **
         max_batch_size=max_batch_size,
         cache=cache,
         sequence=sequence,
+        max_queue_size=0,
+        default_timeout=0.0,
         description={**PLAIN, **declared},
     )
 
@@ -161,6 +163,8 @@ def test_statistics_are_sums_over_all_processes(counters):
                         "compute_output": {"count": 10, "ns": 13},
                     }
                 ],
+                "response_stats": {},
+                "memory_usage": [],
             }
         ]
     }
@@ -186,7 +190,8 @@ def test_statistics_are_of_all_models_of_one_or_of_a_version(counters, name, ver
     models = {"m": {"1": model(), "2": model(version="2")}, "other": {"1": model()}}
     models["other"]["1"].name = "other"
 
-    def find(name, version):
+    def find(name, version, status):
+        assert status == 400
         return models[name][version or "1"]
 
     catalog = types.SimpleNamespace(models=models, find=find)
@@ -225,7 +230,8 @@ def test_what_a_worker_held_that_is_gone_is_neither_pending_nor_open(counters):
 
 
 def test_the_statistics_of_no_model_are_an_error(counters):
-    def find(name, version):
+    def find(name, version, status):
+        assert status == 400
         raise ProtocolError(404, f"there is no model {name}")
 
     catalog = types.SimpleNamespace(models={}, find=find)

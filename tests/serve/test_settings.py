@@ -56,7 +56,10 @@ def test_settings_are_the_same_over_http_and_grpc_and_can_be_changed_where_allow
             assert caught.value.status() == "400"
         with pytest.raises(http.InferenceServerException) as caught:
             over_http.get_trace_settings("nobody")
-        assert caught.value.status() == "404"
+        assert caught.value.status() == "400"
+        with pytest.raises(grpc.InferenceServerException) as caught:
+            over_grpc.get_trace_settings("nobody")
+        assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
 
 
 @pytest.mark.parametrize(

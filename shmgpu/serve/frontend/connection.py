@@ -13,6 +13,7 @@ from __future__ import annotations
 import array
 import asyncio
 import fcntl
+import re
 import termios
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -35,6 +36,8 @@ LEFT_IDLE_S = 0.5  # without a request, until a worker that is leaving closes a 
 JOINED_BYTES = 8192  # an answer of fewer is written as one piece
 NO_MEMORY = "the server has no memory left for this request: try again"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+_URL = re.compile(rb"https?://[^/?#]+(.*)", re.IGNORECASE)
 
 Refusal = tuple[int, str, bytes]  # status, sentence, headers
 
@@ -341,7 +344,9 @@ class Connection(asyncio.BufferedProtocol):
             self._refuse(400, wrong)
             return
         request.is_old = version != "1.1"
-        request.keep_alive = self.parser.should_keep_alive() and not request.is_old
+        request.keep_alive = self.parser.should_keep_alive()
+        if not request.target.startswith(b"/"):
+            request.target = _path_of(request.target)
         if self.admit is not None:
             refusal = self.admit(request)
             if refusal is not None:
@@ -469,6 +474,8 @@ class Connection(asyncio.BufferedProtocol):
         request.is_answered = True
         request.on_disconnect = None
         self._may_be_last(request)
+        if request.is_old and request.keep_alive:  # which it has asked for, and must be told
+            headers += b"Connection: keep-alive\r\n"
         transport = self.transport
         length = sum(map(len, body))
         head = head_of(status, length, content_type, headers, request.keep_alive)
@@ -486,6 +493,8 @@ class Connection(asyncio.BufferedProtocol):
         """The head of an answer that comes in parts."""
         request.is_answered = True
         self._may_be_last(request)
+        if request.is_old:  # whose answers in parts end with the connection
+            request.keep_alive = False
         if self.log is not None:
             self.log(self.peer, request, status, 0)  # before anybody knows how many there will be
         framing = b"" if request.is_old else b"Transfer-Encoding: chunked\r\n"
@@ -571,6 +580,15 @@ class Connection(asyncio.BufferedProtocol):
         else:
             status, sentence, headers = request.refusal
             request.reply(status, [error_body(sentence)], headers=headers)
+
+
+def _path_of(target: bytes) -> bytes:
+    """The path that a whole URL names, as proxies are sent it; anything else as it is."""
+    found = _URL.fullmatch(target)
+    if found is None:
+        return target
+    path: bytes = found[1]
+    return path if path.startswith(b"/") else b"/" + path
 
 
 def _wrong_head(version: str, headers: dict[bytes, bytes]) -> str:

@@ -72,6 +72,13 @@ def config(served: ServedModel) -> dict[str, Any]:
             "preferred_batch_size": [],
             "max_queue_delay_microseconds": int(served.description["max_delay_ms"] * 1000),
         }
+        if served.max_queue_size or served.default_timeout:
+            made["dynamic_batching"]["default_queue_policy"] = {
+                "timeout_action": "REJECT",
+                "default_timeout_microseconds": int(served.default_timeout * 1e6),
+                "allow_timeout_override": True,
+                "max_queue_size": served.max_queue_size,
+            }
     return made
 
 
@@ -91,7 +98,7 @@ def statistics(
 ) -> dict[str, Any]:
     """What was counted of one model, or of all."""
     if name:
-        chosen = [catalog.find(name, version)]
+        chosen = [catalog.find(name, version, status=400)]
         if not version:
             chosen = list(catalog.models[name].values())
     else:
@@ -133,4 +140,7 @@ def _statistics(served: ServedModel, counters: Counters) -> dict[str, Any]:
             }
             for rows, sums in counters.batch_totals(served.index).items()
         ],
+        # Parts of streams are not counted by their position, nor is a model's memory measured.
+        "response_stats": {},
+        "memory_usage": [],
     }

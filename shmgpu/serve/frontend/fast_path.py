@@ -273,6 +273,8 @@ class FastPath:
         calls, accounting = self._calls, self._accounting
         if prepared is None or accounting.pending >= accounting.most_pending:
             return False
+        if prepared.served.max_queue_size and accounting.is_full(prepared.served):
+            return False
         if self._version != self._table.version:
             self.forget()
             return False
@@ -356,11 +358,13 @@ class FastPath:
         headers = request.headers
         if count != end + request.length or end > MOST_HEAD or not request.keep_alive:
             return None
+        if request.is_old:  # it must be told that its connection stays
+            return None
         if any(name in headers for name in (b"content-encoding", b"expect")):
             return None
         if b"identity" != headers.get(b"accept-encoding", b"identity"):  # it may be compressed
             return None
-        timeout = self._calls.timeout_of(pending.request)
+        timeout = self._calls.timeout_of(pending.served, pending.request)
         prepared = PreparedRequest(pending, call, timeout, self._catalog.version)
         middle = end + header_length
         return Candidate(

@@ -416,7 +416,7 @@ def trace_settings(front: Front, request: Any) -> dict[str, Any]:
     """What is traced, and what is changed of it, if anything."""
     table, name = front.catalog.table, request.model_name
     if name:
-        front.catalog.find(name)
+        front.catalog.find(name, status=400)
     asked: dict[str, Any] = {}
     for key, given in request.settings.items():
         values = list(given.value)

@@ -190,7 +190,7 @@ class Front:
     async def _infer_aside(self, request: Request, served: ServedModel, started_ns: int) -> None:
         """An inference whose request takes long to read."""
         try:
-            self.calls.accounting.admit()
+            self.calls.accounting.admit(served)
             parsed = await self.aside.run(self._read, request, request.body, served)
             if not request.is_answered:  # the client is still there
                 self._start(request, served, parsed, started_ns)
@@ -343,12 +343,10 @@ def ready(front: Front, request: Request) -> None:
 
 def model_ready(front: Front, request: Request, name: str, version: str = "") -> None:
     """Whether a model is loaded."""
-    try:
-        front.catalog.find(name, version)
-    except ProtocolError:
-        request.reply(400)
-        return
-    request.reply(200 if front.is_ready else 400)
+    front.catalog.find(name, version, status=400)
+    if not front.is_ready:
+        raise ProtocolError(400, f"model '{name}' is not ready: the server is ending")
+    request.reply(200)
 
 
 def server_metadata(front: Front, request: Request) -> None:
@@ -412,7 +410,7 @@ async def _generate_aside(
         return generating.read(found, served, front.limits)
 
     try:
-        front.calls.accounting.admit()
+        front.calls.accounting.admit(served)
         asked = await front.aside.run(read, request.body)
         if not request.is_answered:  # the client is still there
             generating.Generation(front.calls, served, asked, request, is_stream).begin()
@@ -535,14 +533,14 @@ def change_log_settings(front: Front, request: Request) -> None:
 def trace_settings(front: Front, request: Request, name: str = "") -> None:
     """What is traced."""
     if name:
-        front.catalog.find(name)
+        front.catalog.find(name, status=400)
     request.reply(200, [orjson.dumps(settings.trace(front.catalog.table, name))])
 
 
 def change_trace_settings(front: Front, request: Request, name: str = "") -> None:
     """Trace more, or less."""
     if name:
-        front.catalog.find(name)
+        front.catalog.find(name, status=400)
     table, allowed = front.catalog.table, front.options.allow_settings
     found = settings.change_trace(table, allowed, _object(front, request), name)
     request.reply(200, [orjson.dumps(found)])

@@ -17,6 +17,7 @@ from shmgpu.serve.protocol import datatypes
 
 MOST_ROWS = 4096  # of a batch; see rows.CAPACITY
 MOST_DELAY_MS = 1000  # see rows.DELAYS_MS
+MOST_TIMEOUT_MS = 86_400_000  # a day
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,8 @@ class Description:
         prepare: what workers do to a request's inputs, ``"module:function"``; empty: nothing.
         prepared: what that gives, as ``inputs``; empty where there is none.
         cuda_graphs: whether its batches are to run as CUDA graphs.
+        max_queue_size: its requests that may wait or run at once; 0: as many as the server takes.
+        default_timeout_ms: of its requests that name none; 0: they have none.
     """
 
     name: str
@@ -99,6 +102,8 @@ class Description:
     prepare: str = ""
     prepared: list[dict[str, Any]] = field(default_factory=list)
     cuda_graphs: bool = False
+    max_queue_size: int = 0
+    default_timeout_ms: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """For the control table."""
@@ -131,10 +136,15 @@ class Model:
         prepare: str = "",
         prepared: Sequence[Tensor] = (),
         cuda_graphs: bool = False,
+        max_queue_size: int = 0,
+        default_timeout_ms: float = 0.0,
     ) -> None:
         self.body = body
         self.name = name or getattr(body, "__name__", "model")
         self._check_kinds(max_delay_ms, parameters, prepare)
+        self._check_policy(max_queue_size, default_timeout_ms)
+        self.max_queue_size = max_queue_size
+        self.default_timeout_ms = float(default_timeout_ms)
         self.inputs = _listed(inputs)
         self.outputs = _listed(outputs)
         self.max_batch_size = max_batch_size
@@ -171,6 +181,20 @@ class Model:
         ):
             if not isinstance(value, kinds):
                 raise ConfigError(f"model {self.name!r}: {what}, not {value!r}")
+
+    def _check_policy(self, max_queue_size: Any, default_timeout_ms: Any) -> None:
+        """How its requests wait."""
+        if type(max_queue_size) is not int or max_queue_size < 0:
+            raise ConfigError(
+                f"model {self.name!r}: max_queue_size={max_queue_size!r} must be requests, 0 for "
+                "as many as the server takes"
+            )
+        is_time = type(default_timeout_ms) in (int, float)
+        if not is_time or not 0 <= default_timeout_ms <= MOST_TIMEOUT_MS:
+            raise ConfigError(
+                f"model {self.name!r}: default_timeout_ms={default_timeout_ms!r} must be 0 to "
+                f"{MOST_TIMEOUT_MS}"
+            )
 
     def _check(self) -> None:
         declared = [(self.inputs, "inputs"), (self.outputs, "outputs")]
@@ -278,6 +302,8 @@ class Model:
             self.prepare,
             [asdict(one) for one in self.prepared],
             self.cuda_graphs,
+            self.max_queue_size,
+            self.default_timeout_ms,
         )
 
 
@@ -296,6 +322,8 @@ def model(
     prepare: str = "",
     prepared: Sequence[Tensor] = (),
     cuda_graphs: bool = False,
+    max_queue_size: int = 0,
+    default_timeout_ms: float = 0.0,
 ) -> Callable[[Callable[..., Any]], Model]:
     """Serve the decorated function: ``function(helper, *inputs)`` returns its outputs in order.
 
@@ -329,6 +357,10 @@ def model(
         cuda_graphs: on a CUDA device, batches run as graphs that were captured from the warm-up
             samples; what the function does on the host is then done at the capture only. Needs
             ``arrays="torch"`` and a ``max_batch_size``.
+        max_queue_size: requests of the model that may wait or run at once, divided among workers; a
+            request beyond is answered 503. 0: as many as ``--max-queue`` lets the server take.
+        default_timeout_ms: after which a request that names no ``timeout`` is answered 503; 0: none
+            but the server's ``--timeout``.
 
     Raises:
         ConfigError: a declaration is impossible.
@@ -358,6 +390,8 @@ def model(
             prepare=prepare,
             prepared=prepared,
             cuda_graphs=cuda_graphs,
+            max_queue_size=max_queue_size,
+            default_timeout_ms=default_timeout_ms,
         )
 
     return decorate

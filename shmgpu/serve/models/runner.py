@@ -96,6 +96,7 @@ class ModelStore:
         counters: Counters,
         writer: int,
         sequences: Sequences,
+        most_models: int,
     ) -> None:
         self.helper = helper
         self.table = table
@@ -106,6 +107,7 @@ class ModelStore:
         self.region_maps = RegionMaps(table)
         self.generators = Generators()
         self.sequences = sequences
+        self.most_models = most_models  # of one file
         self._driver: Any = None  # made when the first model asks for CUDA graphs
         helper.when_children_leave.append(self.generators.forget_those_who_left)
         self.is_copy = False  # a process that a model forked
@@ -143,8 +145,11 @@ class ModelStore:
     ) -> tuple[list[Model], list[CapturedGraphs | None]]:
         """The models of a source, warmed up, and what was captured of each."""
         models = loading.LOADERS[source["kind"]](helper, source, source_number)
-        if len(models) > MODELS_OF_A_SOURCE:
-            raise ConfigError(f"{source['path']} declares more than {MODELS_OF_A_SOURCE} models")
+        if len(models) > self.most_models:
+            raise ConfigError(
+                f"{source['path']} declares {len(models)} models, more than {self.most_models}: "
+                "use several files, or raise --models-per-file"
+            )
         if source["name"] and len(models) == 1:
             models[0].name = source["name"]  # as clients call it, also in messages
         captured = [self._graphs(model, helper) for model in models]
@@ -167,12 +172,11 @@ class ModelStore:
     def unload(self, source_number: int) -> None:
         """Forget a source's models and its session."""
         first = source_number * MODELS_OF_A_SOURCE
-        for number in range(first, first + MODELS_OF_A_SOURCE):
-            loaded = self.loaded.pop(number, None)
-            if loaded is not None:
-                self.sequences.forget(number)
-                if loaded.graphs is not None:
-                    loaded.graphs.close()
+        for number in [n for n in self.loaded if first <= n < first + MODELS_OF_A_SOURCE]:
+            loaded = self.loaded.pop(number)
+            self.sequences.forget(number)
+            if loaded.graphs is not None:
+                loaded.graphs.close()
         sys.modules.pop(loading.module_name(source_number), None)
 
     def run(
@@ -378,12 +382,14 @@ class Opening:
         first_row: int,
         most_sequences: int,
         sequence_idle_s: float,
+        most_models: int,
     ) -> None:
         self.table = table
         self.counters = counters
         self.first_row = first_row
         self.most_sequences = most_sequences
         self.sequence_idle_s = sequence_idle_s
+        self.most_models = most_models
 
     def __call__(self, helper: Helper) -> ModelStore:
         """Run once in each helper."""
@@ -393,6 +399,7 @@ class Opening:
             self.counters,
             self.first_row + helper.id,
             Sequences(self.most_sequences, self.sequence_idle_s),
+            self.most_models,
         )
         for number, source in self.table.read()[1]["sources"].items():
             if source["pool"] != helper.pool or source["state"] == "UNAVAILABLE":

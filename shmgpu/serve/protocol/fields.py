@@ -13,6 +13,7 @@ from typing import Any
 
 from shmgpu.serve.protocol import datatypes
 from shmgpu.serve.protocol.datatypes import DATATYPES, Datatype
+from shmgpu.serve.protocol.metadata import ModelMetadata
 from shmgpu.serve.protocol.types import (
     InferRequest,
     InputTensor,
@@ -128,9 +129,9 @@ class FieldReader:
             parameters.pop(read, None)
         return RequestedOutput(name, binary and shm is None, classes, shm, parameters)
 
-    def finish(self, request: InferRequest) -> None:
-        """Refuses a request without inputs, and names that are there twice."""
-        if not request.inputs:
+    def finish(self, request: InferRequest, model: ModelMetadata | None) -> None:
+        """Refuses a request without inputs that needs some, and names that are there twice."""
+        if not request.inputs and not (model is not None and model.needs_none):
             raise refusal("the request has no inputs: name at least one in 'inputs'")
         _once("input", [tensor.name for tensor in request.inputs])
         _once("output", [output.name for output in request.outputs])

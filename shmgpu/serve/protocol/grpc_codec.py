@@ -208,7 +208,7 @@ def read_infer(
         result.outputs.append(
             read.output({"name": entry.name, "parameters": _values(entry.parameters)}, True)
         )
-    read.finish(result)
+    read.finish(result, model)
     if model is not None:
         check_request(result, model)
     return result

@@ -75,13 +75,18 @@ def parse_infer(
     if header_length == 0:
         request = raw_request(view, model)
     else:
-        request = _parse(view, header_length, limits)
+        request = _parse(view, header_length, limits, model)
     if model is not None:
         check_request(request, model)
     return request
 
 
-def _parse(view: memoryview, header_length: int | None, limits: RequestLimits) -> InferRequest:
+def _parse(
+    view: memoryview,
+    header_length: int | None,
+    limits: RequestLimits,
+    model: ModelMetadata | None,
+) -> InferRequest:
     size = len(view) if header_length is None else header_length
     if size < 0 or size > len(view):
         raise refusal(
@@ -107,7 +112,7 @@ def _parse(view: memoryview, header_length: int | None, limits: RequestLimits) -
     rest.finish()
     for entry in _entries(header, "outputs", read):
         request.outputs.append(read.output(entry, request.binary_output))
-    read.finish(request)
+    read.finish(request, model)
     return request
 
 

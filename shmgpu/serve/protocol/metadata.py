@@ -68,6 +68,11 @@ class ModelMetadata:
     outputs: tuple[TensorMetadata, ...] = ()
     max_batch_size: int = 0
 
+    @property
+    def needs_none(self) -> bool:
+        """Whether a request may come without inputs: all are optional, and none says the rows."""
+        return not self.max_batch_size and all(tensor.optional for tensor in self.inputs)
+
     def show(self) -> dict[str, Any]:
         """Its JSON in the answer to a metadata request."""
         return {

@@ -50,24 +50,31 @@ class Accounting:
     Args:
         counters: the worker's row; see :mod:`shmgpu.serve.state.counters`.
         most_pending: requests that may be pending at once.
+        workers: that have requests of a model; each may have an equal part.
 
     Attributes:
         pending: requests that are, of all models.
     """
 
-    __slots__ = ("counters", "most_pending", "pending")
+    __slots__ = ("counters", "most_pending", "pending", "workers")
 
-    def __init__(self, counters: memoryview, most_pending: int) -> None:
+    def __init__(self, counters: memoryview, most_pending: int, workers: int = 1) -> None:
         self.counters = counters
         self.most_pending = most_pending
+        self.workers = workers
         self.pending = 0
 
     # ---- before a request is pending -------------------------------------------------------
 
-    def admit(self) -> None:
+    def admit(self, served: ServedModel) -> None:
         """Refuse a request (QueueFull) that is one too many."""
-        if self.pending >= self.most_pending:
+        if self.pending >= self.most_pending or self.is_full(served):
             raise QueueFull
+
+    def is_full(self, served: ServedModel) -> bool:
+        """Whether a model has as many requests as it lets wait; a part of these for each worker."""
+        most = served.max_queue_size
+        return most > 0 and self.counters[served.pending] * self.workers >= most
 
     def refused(self, served: ServedModel, started_ns: int, error: BaseException) -> None:
         """A request was answered with an error before it was handed over."""

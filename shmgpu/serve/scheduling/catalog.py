@@ -32,6 +32,8 @@ class ServedModel(ServerFunction):
         together: the target of the rows of several requests at once.
         in_regions: the target of requests with tensors in clients' regions, which are no rows of
             one array either.
+        max_queue_size: its requests that may be pending at once; 0: any number.
+        default_timeout: seconds that a request has which names no time; 0: it has no end.
         cache: whether its answers may be kept.
         sequence: whether its requests belong to sequences; then the target of those.
         prepare: what is done to inputs before a call carries them, and ``prepared``, what it gives;
@@ -80,6 +82,8 @@ class ServedModel(ServerFunction):
             rows.infer_together[description["arrays"]], self.pool, name, max_rows
         )
         self.in_regions = ServerFunction(rows.infer_in_regions, self.pool, name)
+        self.max_queue_size: int = description["max_queue_size"]
+        self.default_timeout: float = description["default_timeout_ms"] / 1e3
         self.cache: bool = description["cache"]
         self.sequence: bool = description["sequence"]
         self.in_sequence = ServerFunction(
@@ -152,11 +156,11 @@ class Catalog:
         for told in self.when_changed:
             told()
 
-    def find(self, name: str, version: str = "") -> ServedModel:
+    def find(self, name: str, version: str = "", status: int = 404) -> ServedModel:
         """A model that is ready; its highest version unless one is named.
 
         Raises:
-            ProtocolError: there is none.
+            ProtocolError: there is none; with that status.
         """
         if self.version != self.table.version:
             self.refresh()
@@ -165,12 +169,14 @@ class Catalog:
             return served
         versions = self.models.get(name)
         if not versions:
-            raise ProtocolError(404, f"Request for unknown model: '{cut_name(name)}' is not found")
+            raise ProtocolError(
+                status, f"Request for unknown model: '{cut_name(name)}' is not found"
+            )
         if version:
             served = versions.get(version)
             if served is None:
                 raise ProtocolError(
-                    404,
+                    status,
                     f"Request for unknown model: '{name}' version {cut_name(version)} is not found",
                 )
         else:

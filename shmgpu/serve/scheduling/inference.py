@@ -148,7 +148,7 @@ class Calls:
             ProtocolError: the request does not fit the model, or the queue is full.
             ShmError: it cannot be carried.
         """
-        self.accounting.admit()
+        self.accounting.admit(served)
         if served.streams:
             raise ProtocolError(
                 400,
@@ -168,7 +168,7 @@ class Calls:
         outcome: Outcome,
     ) -> Pending:
         """As :meth:`start`, for a request that is known but for its tensors' bytes."""
-        self.accounting.admit()
+        self.accounting.admit(served)
         return self._begin(
             Pending(
                 self, served, template.request, args, template.rows, started_ns, outcome, template
@@ -183,7 +183,7 @@ class Calls:
 
     def _send(self, pending: Pending) -> None:
         served = pending.served
-        options = self.options(pending.request)
+        options = self.options(served, pending.request)
         pending.sent_ns = _now()
         template = pending.template
         in_regions = uses_regions(pending.request) if template is None else template.uses_regions
@@ -365,17 +365,17 @@ class Calls:
         if pending.call is not None:
             self.port.expire(pending.call)
 
-    def timeout_of(self, request: InferRequest) -> float | None:
+    def timeout_of(self, served: ServedModel, request: InferRequest) -> float | None:
         """Seconds that a request may take; None: as long as it wants."""
         timeout = self.timeout
-        if request.timeout_us:
-            asked = request.timeout_us / 1e6
+        asked = request.timeout_us / 1e6 or served.default_timeout
+        if asked:
             timeout = asked if timeout is None else min(timeout, asked)
         return timeout
 
-    def options(self, request: InferRequest) -> CallOptions | None:
+    def options(self, served: ServedModel, request: InferRequest) -> CallOptions | None:
         """Time-out and priority of a request; the protocol's priority 1 comes first."""
-        timeout = self.timeout_of(request)
+        timeout = self.timeout_of(served, request)
         priority = max(0, MAX_PRIORITY + 1 - request.priority) if request.priority else 0
         if timeout is None and not priority:
             return None

@@ -78,12 +78,13 @@ class Stream:
             self._pending = calls.start(served, self.request, self.started_ns, self._whole)
             self._pending.traceparent = self.traceparent
             return
-        calls.accounting.admit()
+        calls.accounting.admit(served)
         first, *inputs = calls.arguments(served, self.request)
         self._args = (first, self._token, *inputs)
         calls.accounting.begin(served)
+        options = calls.options(served, self.request) or CallOptions()
         try:
-            self._send(served.opening, self._args, calls.options(self.request) or CallOptions())
+            self._send(served.opening, self._args, options)
         except BaseException:
             calls.accounting.leave(served)
             raise
@@ -99,7 +100,7 @@ class Stream:
             self.is_over = True
             self.end(None)
             return
-        options = self.calls.options(self.request) or CallOptions()
+        options = self.calls.options(self.served, self.request) or CallOptions()
         options.placement = 1 << self.helper
         try:
             self._send(self.served.continuing, (self._token,), options)

@@ -17,7 +17,7 @@ from shmgpu.errors import ConfigError
 KINDS = {".py": "python", ".pt": "torchscript", ".pt2": "exported", ".onnx": "onnx"}
 
 # Helpers and workers number models alike: those of source 2 from 2 * MODELS_OF_A_SOURCE on.
-MODELS_OF_A_SOURCE = 64
+MODELS_OF_A_SOURCE = 4096
 
 
 @dataclass(frozen=True)

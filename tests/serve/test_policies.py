@@ -1,0 +1,182 @@
+"""What models say of their requests: how many may wait, how long, which inputs they omit."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+
+import pytest
+from serve import servers
+
+MODEL = servers.MODELS / "policies.py"
+
+
+@pytest.fixture(scope="module")
+def server():
+    with servers.serving(MODEL, workers=1, helpers=1, grpc_port=0) as running:
+        yield running
+
+
+def infer(server, model, inputs, **more):
+    body = json.dumps({"inputs": inputs, **more}).encode()
+    status, _, answer = server.ask("POST", f"/v2/models/{model}/infer", body)
+    return status, json.loads(answer)
+
+
+def held(gate):
+    return [{"name": "path", "datatype": "BYTES", "shape": [1], "data": [str(gate)]}]
+
+
+def test_a_model_has_no_more_requests_than_its_queue_holds(server, gate):
+    answers = []
+    threads = [
+        threading.Thread(target=lambda: answers.append(infer(server, "short", held(gate))))
+        for _ in range(2)
+    ]
+    for one in threads:
+        one.start()
+    servers.until(lambda: server.pending() == 2, "both are pending")
+    try:
+        status, answer = infer(server, "short", held(gate))
+        assert (status, answer["error"]) == (503, "Exceeds maximum queue size")
+        assert server.statistics("short")["inference_stats"]["fail"]["count"] == 1
+        # Others have queues of their own.
+        thread = threading.Thread(
+            target=lambda: answers.append(infer(server, "optional", [], id="other"))
+        )
+        thread.start()
+        threads.append(thread)
+        servers.until(lambda: server.pending() == 3, "another model's request is pending")
+    finally:
+        gate.touch()
+        for one in threads:
+            one.join()
+    assert [status for status, _ in answers] == [200] * 3
+    assert infer(server, "short", held(gate))[0] == 200
+
+
+def test_known_requests_are_refused_as_others_are(server, gate, tmp_path):
+    """After some equal ones, a request would take the short way."""
+    gate.touch()
+    for _ in range(6):
+        assert infer(server, "short", held(gate))[0] == 200
+    other = tmp_path / "other"
+    threads = [threading.Thread(target=infer, args=(server, "short", held(other))) for _ in "ab"]
+    for one in threads:
+        one.start()
+    servers.until(lambda: server.pending() == 2, "both are pending")
+    try:
+        assert infer(server, "short", held(gate))[0] == 503
+    finally:
+        other.touch()
+        for one in threads:
+            one.join()
+
+
+def test_a_request_that_names_no_time_has_its_models(server, gate, tmp_path):
+    status, answer = infer(server, "hasty", held(gate))
+    assert (status, answer["error"]) == (503, "Request timeout expired")
+    gate.touch()  # the late one ends
+    servers.until(lambda: infer(server, "optional", [])[0] == 200, "the helper is free")
+    other, answers = tmp_path / "other", []
+    thread = threading.Thread(
+        target=lambda: answers.append(
+            infer(server, "hasty", held(other), parameters={"timeout": 25_000_000})
+        )
+    )
+    thread.start()
+    servers.until(lambda: server.pending() == 1, "it is pending")
+    thread.join(0.2)  # four times what the model gives
+    other.touch()
+    thread.join()
+    assert answers[0][0] == 200
+
+
+def test_the_configuration_shows_the_policy(server):
+    shown = json.loads(server.ask("GET", "/v2/models/batched/config")[2])
+    assert shown["dynamic_batching"]["default_queue_policy"] == {
+        "timeout_action": "REJECT",
+        "default_timeout_microseconds": 1_500_000,
+        "allow_timeout_override": True,
+        "max_queue_size": 7,
+    }
+
+
+@pytest.mark.parametrize("given", [[], ["x"], ["text"], ["x", "text"]])
+def test_a_request_may_omit_all_inputs_that_are_optional(server, given):
+    tensors = {
+        "x": {"name": "x", "datatype": "FP32", "shape": [2], "data": [1, 2]},
+        "text": {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a"]},
+    }
+    for _ in range(5):
+        status, answer = infer(server, "optional", [tensors[name] for name in given])
+        assert status == 200, answer
+        assert answer["outputs"][0]["data"] == [",".join(given)]
+
+
+def test_such_a_request_may_come_by_any_way(server):
+    client = pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed")
+    with client.InferenceServerClient(server.grpc_address) as made:
+        assert made.infer("optional", []).as_numpy("given").tolist() == [b""]
+    assert json.loads(server.ask("POST", "/v2/models/optional/generate", b"{}")[2])["given"] == ""
+    body = b"{}"
+    size = {"Inference_Header_Content_Length": "2"}
+    for _ in range(5):
+        assert server.ask("POST", "/v2/models/optional/infer", body, **size)[0] == 200
+
+
+@pytest.mark.parametrize("model", ["short", "rows"])
+def test_a_model_that_needs_an_input_is_not_asked_without(server, model):
+    """One of rows does, as nothing else would say how many there are."""
+    status, answer = infer(server, model, [])
+    assert status == 400
+    assert "no inputs" in answer["error"]
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("max_queue_size=-1", "max_queue_size=-1"),
+        ("max_queue_size=1.5", "max_queue_size=1.5"),
+        ("default_timeout_ms=-1", "default_timeout_ms=-1"),
+        ("default_timeout_ms='x'", "default_timeout_ms='x'"),
+    ],
+)
+def test_a_policy_that_makes_no_sense_is_refused(tmp_path, said, why):
+    path = tmp_path / "models.py"
+    path.write_text(
+        "from shmgpu.serve import Tensor, model\n"
+        "X = [Tensor('x', 'FP32', (1,))]\n"
+        f"@model(inputs=X, outputs=X, {said})\n"
+        "def same(helper, x):\n    return x\n"
+    )
+    with pytest.raises(AssertionError, match=why):
+        with servers.serving(path, workers=1, helpers=1):
+            pass
+
+
+def test_a_file_may_declare_as_many_models_as_a_flag_says(tmp_path):
+    path = tmp_path / "models.py"
+    path.write_text(
+        "from shmgpu.serve import Tensor, model\n"
+        "X = [Tensor('x', 'FP32', (1,))]\n"
+        "for number in range(70):\n"
+        "    globals()[f'm{number}'] = model(name=f'm{number}', inputs=X, outputs=X)("
+        "lambda helper, x: x)\n"
+    )
+    with servers.serving(path, workers=1, helpers=1, models_per_file=70) as server:
+        x = [{"name": "x", "datatype": "FP32", "shape": [1], "data": [5]}]
+        for name in ("m0", "m63", "m64", "m69"):
+            assert infer(server, name, x)[1]["outputs"][0]["data"] == [5.0]
+    done = subprocess.run(
+        [sys.executable, "-m", "shmgpu", "serve", str(path), "--port", "0"],
+        env=servers.environment(),
+        capture_output=True,
+        text=True,
+        timeout=servers.DEADLINE_S,
+    )
+    assert done.returncode != 0
+    assert "declares 70 models, more than 64" in done.stderr
+    assert "--models-per-file" in done.stderr
