@@ -391,6 +391,7 @@ serve/state/log_settings            child
 serve/state/regions                 any
 serve/state/counters                any
 serve/state/repository              any
+serve/state/source_watch            child
 serve/models/region_maps            helper
 serve/models/errors                 any
 serve/models/sequences              any
@@ -433,9 +434,11 @@ serve/frontend/fast_path            child
 serve/frontend/access_log           child
 serve/frontend/routes               child
 serve/frontend/openapi              child
+serve/frontend/pages                child
 serve/frontend/grpc_admission       child
 serve/frontend/grpc_server          child
 serve/worker                        child
+serve/overview                      parent
 serve/server                        parent
 serve/__init__                      any
 

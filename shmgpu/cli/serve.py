@@ -6,6 +6,7 @@ Owns the step from parsed flags to a running server. Never imports the server be
 from __future__ import annotations
 
 import argparse
+import os
 
 from shmgpu.cli.arguments import Commands
 from shmgpu.errors import LaunchError
@@ -33,4 +34,7 @@ def _run(options: argparse.Namespace) -> int:
             f"the server needs a package that is missing ({error.name}): "
             'pip install "shmgpu[serve]"'
         ) from error
-    return server.run(flags.resolve(options))
+    resolved = flags.resolve(options)
+    if resolved.log_level:  # helpers and workers inherit it
+        os.environ["SHMGPU_LOG"] = resolved.log_level
+    return server.run(resolved)

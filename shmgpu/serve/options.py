@@ -7,6 +7,7 @@ always works.
 from __future__ import annotations
 
 import argparse
+import difflib
 import math
 import os
 import sys
@@ -25,6 +26,7 @@ else:
 
 # In a smaller arena not even small requests fit beside what a worker keeps there.
 LEAST_ARENA = 1 << 20
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 def _int(value: Any) -> int:
@@ -62,7 +64,7 @@ def _size(least: int) -> Callable[[Any], int]:
     def size(text: Any) -> int:
         value = parsers.parse_bytes(text, "size")
         if value < least:
-            raise ConfigError(f"use {_in_units(least)} or more: a number without a unit is bytes")
+            raise ConfigError(f"use {in_units(least)} or more: a number without a unit is bytes")
         return value
 
     return size
@@ -78,6 +80,13 @@ def _switch(value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError
     return value
+
+
+def _level(text: Any) -> str:
+    level = _text(text).upper()
+    if level not in LEVELS:
+        raise ConfigError(f"use {', '.join(LEVELS).lower()}")
+    return level
 
 
 def _pools(text: Any) -> int | dict[str, int]:
@@ -147,6 +156,9 @@ FLAGS = (
     Flag("tls-cert", _text, None, "FILE", "the server's certificate, in PEM: HTTPS only"),
     Flag("tls-key", _text, None, "FILE", "the key of that certificate"),
     Flag("access-log", _text, None, "FILE", "a line for each request; - is standard output"),
+    Flag(
+        "log-level", _level, None, "LEVEL", "what is logged: info shows each model; or SHMGPU_LOG"
+    ),
     Flag("hide-errors", _switch, False, "", "tell clients nothing of what a model's code raised"),
     Flag("max-queue", _whole(1), 1000, "N", "requests that may wait or run at once; 503 beyond"),
     Flag("timeout", _time, None, "S", "seconds until a request fails with 503"),
@@ -154,6 +166,14 @@ FLAGS = (
     Flag("allow-settings", _switch, False, "", "let clients change log settings; 403 without"),
     Flag("allow-client-shm", _switch, False, "", "let clients register shared memory; 403 without"),
     Flag("models-per-file", _whole(1, 256), 64, "N", "models that one file may declare"),
+    Flag(
+        "max-batch-size",
+        _whole(1, 4096),
+        None,
+        "N",
+        "rows that run as one, instead of what batched models declare",
+    ),
+    Flag("reload", _switch, False, "", "reload models when their files change, for development"),
     Flag(
         "max-client-regions",
         _whole(1),
@@ -248,11 +268,12 @@ def _wrong(flag: Flag, value: Any, error: Exception) -> str:
 def _shown(flag: Flag) -> str:
     default = flag.default
     if flag.metavar == "SIZE":
-        return _in_units(default)
+        return in_units(default)
     return f"{default:g}" if isinstance(default, float) else str(default)
 
 
-def _in_units(size: int) -> str:
+def in_units(size: int) -> str:
+    """A size as it is written: ``64MiB``."""
     return next(
         f"{size >> shift}{unit}"
         for shift, unit in ((20, "MiB"), (10, "KiB"), (0, " bytes"))
@@ -308,7 +329,10 @@ def _from_file(path: str) -> dict[str, Any]:
     for key, value in read.items():
         flag = by_name.get(key.replace("_", "-"))
         if flag is None:
-            raise ConfigError(f"{key} in {path} is not a flag of shmgpu serve: see --help")
+            known = [*by_name, "models"]
+            close = difflib.get_close_matches(key.replace("_", "-"), known, n=1)
+            hint = f"did you mean {close[0]}?" if close else "see --help"
+            raise ConfigError(f"{key} in {path} is not a flag of shmgpu serve: {hint}")
         name = flag.name.replace("-", "_")
         if name in found:
             raise ConfigError(f"{path} says {name} twice, with an underscore and with a dash")

@@ -36,6 +36,7 @@ from shmgpu.errors import ConfigError, LaunchError
 from shmgpu.serve import worker
 from shmgpu.serve.frontend.acceptor import BACKLOG
 from shmgpu.serve.models.runner import Opening
+from shmgpu.serve.overview import counted, overview
 from shmgpu.serve.scheduling.rows import FunctionRows
 from shmgpu.serve.state import repository
 from shmgpu.serve.state.control_table import ControlTable
@@ -89,6 +90,7 @@ def serve(options: argparse.Namespace) -> None:
                 options.max_sequences,
                 options.sequence_idle,
                 options.models_per_file,
+                options.max_batch_size,
             )
             return opening(helper)
 
@@ -120,10 +122,13 @@ def serve(options: argparse.Namespace) -> None:
         logs.set_role("parent")
         held.callback(logs.set_role, before)
         where = _address(listener)
-        status = f"{plan.helpers} helpers, {options.workers} workers, at {where}"
+        status = (
+            f"{counted(plan.helpers, 'helper')}, {counted(options.workers, 'worker')}, at {where}"
+        )
 
         def ready() -> None:
             print(f"ready: {status}", flush=True)
+            print(overview(table.read()[1], where, grpc_address, options), flush=True)
             daemon.notify(f"READY=1\nSTATUS={status}")
 
         def draining() -> None:

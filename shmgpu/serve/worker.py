@@ -23,6 +23,7 @@ import uvloop
 from shmgpu.child import runtime
 from shmgpu.common import termination
 from shmgpu.common.logs import logger
+from shmgpu.serve.frontend import pages, routes
 from shmgpu.serve.frontend.acceptor import Connections, Listener
 from shmgpu.serve.frontend.access_log import AccessLog
 from shmgpu.serve.frontend.body_memory import BodyMemory
@@ -40,6 +41,7 @@ from shmgpu.serve.state.control_table import ControlTable
 from shmgpu.serve.state.counters import Counters
 from shmgpu.serve.state.log_settings import apply_log
 from shmgpu.serve.state.regions import Regions
+from shmgpu.serve.state.source_watch import SourceWatch
 
 LOOK_S = 0.02  # between looks whether the last answer has gone out
 TEND_S = 0.25  # between looks whether a signal asked for something
@@ -129,7 +131,9 @@ class _Worker:
             regions,
             plan.token,
         )
+        self.front.routes = routes.ROUTES + pages.ROUTES
         options = plan.options
+        self.watch = SourceWatch(plan.table) if options.reload and rank == 0 else None
         self.limits = ConnectionLimits(
             options.max_body,
             options.max_header,
@@ -195,6 +199,8 @@ class _Worker:
                 if self.settings_of != self.plan.table.version:
                     self.settings_of = self.plan.table.version
                     apply_log(self.plan.table)
+                if self.watch is not None:
+                    self.watch.look()
                 await self.front.lifecycle.reload_when_asked()
             except Exception:
                 logger.exception("a worker could not look after its server")

@@ -71,6 +71,8 @@ def test_settings_are_the_same_over_http_and_grpc_and_can_be_changed_where_allow
         {"trace_rate": "1" * 100},
         {"trace_mode": "opentelemetry"},
         {"trace_rate": 10**80},
+        {"log_format": "default"},
+        {"log_file": None},
     ],
 )
 def test_trace_settings_have_sizes(change):

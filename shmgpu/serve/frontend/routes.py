@@ -55,6 +55,7 @@ class Front:
         fast_path: requests that are known to the last byte but their tensors'.
         regions: clients' shared memory.
         is_leaving: whether this worker is on its way to its end.
+        routes: the table, and what a worker adds to it.
         aside: where large requests are read, and large answers written.
     """
 
@@ -84,6 +85,7 @@ class Front:
             calls, catalog, scratch, lambda request: _Answering(self, request)
         )
         self.aside = AsideThread()
+        self.routes = ROUTES
         self._paths: dict[bytes, tuple[str, str]] = {}
 
     def admit(self, request: Request) -> Refusal | None:
@@ -137,7 +139,7 @@ class Front:
     def _route(self, request: Request) -> None:
         path, _, _ = request.target.partition(b"?")
         allowed: list[bytes] = []
-        for method, pattern, handler in ROUTES:
+        for method, pattern, handler in self.routes:
             match = pattern.fullmatch(path)
             if match is None:
                 continue

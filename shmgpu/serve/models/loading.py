@@ -34,6 +34,18 @@ def module_name(source_number: int) -> str:
     return f"shmgpu_served_{source_number}"
 
 
+def announce(text: str) -> None:
+    """Say how far the loading is: to whoever looks at a terminal, otherwise to the log."""
+    try:
+        is_watched = sys.stderr.isatty()
+    except (AttributeError, ValueError):  # there is none
+        is_watched = False
+    if is_watched:
+        print(text, file=sys.stderr, flush=True)
+    else:
+        logger.info("%s", text)
+
+
 @contextlib.contextmanager
 def explained(what: str) -> Iterator[None]:
     """Errors raised in the block become LoadFailed, which says what raised them."""

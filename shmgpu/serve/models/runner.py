@@ -97,6 +97,7 @@ class ModelStore:
         writer: int,
         sequences: Sequences,
         most_models: int,
+        max_batch_size: int | None,
     ) -> None:
         self.helper = helper
         self.table = table
@@ -108,6 +109,7 @@ class ModelStore:
         self.generators = Generators()
         self.sequences = sequences
         self.most_models = most_models  # of one file
+        self.max_batch_size = max_batch_size  # instead of what models declare
         self._driver: Any = None  # made when the first model asks for CUDA graphs
         helper.when_children_leave.append(self.generators.forget_those_who_left)
         self.is_copy = False  # a process that a model forked
@@ -123,6 +125,8 @@ class ModelStore:
         source = self.table.read()[1]["sources"].get(str(source_number))
         if source is None:
             raise Unloaded("the model was unloaded")
+        begun = _now()
+        loading.announce(f"helper {self.helper.id} loads {source['path']}")
         helper = Helper(
             self.helper.id, self.helper.device, self.helper.pool, self.helper.generation
         )
@@ -139,6 +143,9 @@ class ModelStore:
             one = described[position]
             self.file.name(index, f"{one['name']} {one['version']}")
             self.loaded[number] = LoadedModel(model, helper, index, captured[position])
+        names = ", ".join(model.name for model in models)
+        took = (_now() - begun) / 1e9
+        loading.announce(f"helper {self.helper.id} has loaded {names} in {took:.1f} s")
 
     def _made(
         self, source: dict[str, Any], source_number: int, helper: Helper
@@ -150,6 +157,9 @@ class ModelStore:
                 f"{source['path']} declares {len(models)} models, more than {self.most_models}: "
                 "use several files, or raise --models-per-file"
             )
+        for model in models:
+            if self.max_batch_size is not None and model.max_batch_size:
+                model.max_batch_size = self.max_batch_size
         if source["name"] and len(models) == 1:
             models[0].name = source["name"]  # as clients call it, also in messages
         captured = [self._graphs(model, helper) for model in models]
@@ -383,6 +393,7 @@ class Opening:
         most_sequences: int,
         sequence_idle_s: float,
         most_models: int,
+        max_batch_size: int | None,
     ) -> None:
         self.table = table
         self.counters = counters
@@ -390,6 +401,7 @@ class Opening:
         self.most_sequences = most_sequences
         self.sequence_idle_s = sequence_idle_s
         self.most_models = most_models
+        self.max_batch_size = max_batch_size
 
     def __call__(self, helper: Helper) -> ModelStore:
         """Run once in each helper."""
@@ -400,6 +412,7 @@ class Opening:
             self.first_row + helper.id,
             Sequences(self.most_sequences, self.sequence_idle_s),
             self.most_models,
+            self.max_batch_size,
         )
         for number, source in self.table.read()[1]["sources"].items():
             if source["pool"] != helper.pool or source["state"] == "UNAVAILABLE":

@@ -107,7 +107,7 @@ def _permit(allowed: bool) -> None:
 
 
 def _check_name(name: str, found: dict[str, Any], value: Any) -> None:
-    if name in FIXED and value != found[name]:
+    if name in FIXED and value != found.get(name):
         raise ProtocolError(400, f"'{name}' cannot be changed while the server runs")
     if name not in found:
         raise ProtocolError(400, f"there is no setting '{name[:MOST_TEXT]}'")

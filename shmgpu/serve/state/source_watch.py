@@ -1,0 +1,66 @@
+"""Files of models that change while a server runs, for those who write them: ``--reload``.
+
+Owns which files are looked at: those of the sources, and Python files and configurations beside
+them. Never loads anything: a change asks for a reload of all models, as SIGHUP does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from shmgpu.common.logs import logger
+from shmgpu.serve.state.control_table import ControlTable
+
+BESIDE = (".py", ".json", ".toml")
+
+Seen = dict[str, tuple[int, int]]  # time of the last change and size, by path
+
+
+class SourceWatch:
+    """Looks at the files of the sources that a control table has."""
+
+    def __init__(self, table: ControlTable) -> None:
+        self._table = table
+        self._seen = self._loaded = _seen(table.read()[1])
+
+    def look(self) -> None:
+        """Ask for a reload if files have changed, and are what they were at the last look."""
+        found = _seen(self._table.read()[1])
+        before = self._loaded
+        if found not in (before, {}) and found == self._seen:
+            changed = [name for name in {*found, *before} if found.get(name) != before.get(name)]
+            logger.info("%s changed: all models are reloaded", ", ".join(sorted(changed)))
+            self._loaded = found
+            self._table.ask_reload()
+        self._seen = found
+
+
+def _seen(state: dict[str, Any]) -> Seen:
+    """What there is."""
+    found: Seen = {}
+    for path in {source["path"] for source in state["sources"].values()}:
+        for name in _files(path):
+            try:
+                status = os.stat(name)
+            except OSError:  # it is gone, or being replaced
+                continue
+            found[name] = (status.st_mtime_ns, status.st_size)
+    return found
+
+
+def _files(path: str) -> Iterator[str]:
+    yield path
+    folder = os.path.dirname(path)
+    for beside in (folder, os.path.dirname(folder)) if _is_version(folder) else (folder,):
+        try:
+            names = os.listdir(beside)
+        except OSError:
+            continue
+        yield from (os.path.join(beside, name) for name in names if name.endswith(BESIDE))
+
+
+def _is_version(folder: str) -> bool:
+    """Whether a folder is a version of a repository's model, whose configuration lies above."""
+    return os.path.basename(folder).isdecimal()
