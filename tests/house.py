@@ -418,6 +418,7 @@ serve/scheduling/cache              child
 serve/scheduling/statuses           child
 serve/scheduling/accounting         child
 serve/scheduling/inference          child
+serve/scheduling/ensembles           child
 serve/scheduling/lifecycle          child
 serve/scheduling/streams            child
 serve/telemetry/metrics             child

@@ -1,8 +1,9 @@
 """Models served to other programs over HTTP and gRPC: ``shmgpu serve``.
 
-A model file imports this: ``Model``, ``Tensor`` and the decorator ``model`` declare what is served.
-Owns the launch of a server and its workers. Never loads the server or torch for a file that only
-declares. How a request travels, and which file owns what: README.md beside this file.
+A model file imports this: ``Model``, ``Tensor``, ``ensemble`` and the decorator ``model`` declare
+what is served. Owns the launch of a server and its workers. Never loads the server or torch for a
+file that only declares. How a request travels, and which file owns what: README.md beside this
+file.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shmgpu.serve.models.declaration import Model, Tensor, model
+    from shmgpu.serve.models.declaration import Model, Tensor, ensemble, model
 
-__all__ = ["Model", "Tensor", "model"]
+__all__ = ["Model", "Tensor", "ensemble", "model"]
 
 
 def __dir__() -> list[str]:

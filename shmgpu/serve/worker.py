@@ -33,6 +33,7 @@ from shmgpu.serve.protocol.types import DEFAULT_LIMITS
 from shmgpu.serve.scheduling.accounting import Accounting
 from shmgpu.serve.scheduling.cache import Cache
 from shmgpu.serve.scheduling.catalog import Catalog
+from shmgpu.serve.scheduling.ensembles import EnsembleRun
 from shmgpu.serve.scheduling.inference import Calls
 from shmgpu.serve.scheduling.lifecycle import Lifecycle
 from shmgpu.serve.scheduling.rows import FunctionRows
@@ -108,6 +109,7 @@ class _Worker:
             plan.pools,
             Cache(plan.options.response_cache) if plan.options.response_cache else None,
         )
+        self.calls.ensemble = EnsembleRun
         if plan.options.otel:  # imported after the fork only: it has threads
             from shmgpu.serve.telemetry import spans
 

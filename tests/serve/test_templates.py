@@ -133,6 +133,7 @@ def test_rows_of_requests_that_are_known_are_counted(server):
 def test_so_many_headers_are_remembered_and_no_more():
     served = types.SimpleNamespace(
         prepare=None,
+        steps=None,
         templates={},
         inputs=[DATATYPES["FP32"]],
         outputs=[DATATYPES["FP32"]],

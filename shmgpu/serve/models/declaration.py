@@ -85,6 +85,7 @@ class Description:
         cuda_graphs: whether its batches are to run as CUDA graphs.
         max_queue_size: its requests that may wait or run at once; 0: as many as the server takes.
         default_timeout_ms: of its requests that name none; 0: they have none.
+        steps: what workers run instead of a call, ``"module:function"``; empty: it is no ensemble.
     """
 
     name: str
@@ -104,6 +105,7 @@ class Description:
     cuda_graphs: bool = False
     max_queue_size: int = 0
     default_timeout_ms: float = 0.0
+    steps: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """For the control table."""
@@ -138,10 +140,12 @@ class Model:
         cuda_graphs: bool = False,
         max_queue_size: int = 0,
         default_timeout_ms: float = 0.0,
+        steps: str = "",
     ) -> None:
         self.body = body
         self.name = name or getattr(body, "__name__", "model")
         self._check_kinds(max_delay_ms, parameters, prepare)
+        self.steps = steps
         self._check_policy(max_queue_size, default_timeout_ms)
         self.max_queue_size = max_queue_size
         self.default_timeout_ms = float(default_timeout_ms)
@@ -304,6 +308,7 @@ class Model:
             self.cuda_graphs,
             self.max_queue_size,
             self.default_timeout_ms,
+            self.steps,
         )
 
 
@@ -395,3 +400,53 @@ def model(
         )
 
     return decorate
+
+
+def ensemble(
+    name: str,
+    *,
+    steps: str,
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    parameters: dict[str, str] | None = None,
+    max_queue_size: int = 0,
+    default_timeout_ms: float = 0.0,
+) -> Model:
+    """A model that is a function which calls other models of the same server.
+
+    Args:
+        name: what requests call it.
+        steps: ``"module:function"``, a coroutine that workers run as ``function(call, *inputs)``.
+            ``await call("other", x=array)`` runs a model and gives its outputs, a dictionary by
+            name; what one model gives is handed to the next without a copy. The module lies beside
+            the model's file or is installed; each worker imports it. A ValueError that it raises is
+            answered 400, with its text.
+        inputs: what it takes after ``call``, in order: NumPy arrays.
+        outputs: what it returns: one array, a tuple in order, or a dictionary by name.
+        parameters: text by name, shown in the model's configuration.
+        max_queue_size: as of :func:`model`.
+        default_timeout_ms: as of :func:`model`, for all of its calls together.
+
+    Raises:
+        ConfigError: a declaration is impossible.
+    """
+    module, colon, function = steps.partition(":")
+    if not (module and colon and function.isidentifier()):
+        raise ConfigError(f'ensemble {name!r}: steps={steps!r} must be "module:function"')
+    return Model(
+        _in_workers,
+        inputs=inputs,
+        outputs=outputs,
+        name=name,
+        warmup=[],
+        platform="ensemble",
+        parameters=parameters,
+        max_queue_size=max_queue_size,
+        default_timeout_ms=default_timeout_ms,
+        steps=steps,
+    )
+
+
+def _in_workers(helper: Any, *inputs: Any) -> Any:
+    """Never called: workers run an ensemble's steps."""
+    raise ConfigError("an ensemble is run by workers: call it as a model of the server")

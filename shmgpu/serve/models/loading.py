@@ -95,6 +95,8 @@ LOADERS: dict[str, Callable[[Helper, dict[str, Any], int], list[Model]]] = {
 def warm_up(model: Model, helper: Helper, path: str, captured: CapturedGraphs | None) -> None:
     """Run the model on its samples; capture its CUDA graphs, if it has any."""
     samples = _samples(model)
+    if model.steps:
+        preprocessing.find(model.steps, path, "steps")
     if model.prepare:  # looked up even without samples, so that a wrong name is reported at once
         samples = _prepared(model, preprocessing.find(model.prepare, path), samples)
     for sample in samples:

@@ -23,7 +23,7 @@ from shmgpu.serve.protocol.metadata import TensorMetadata
 Prepare = Callable[..., Any]
 
 
-def find(reference: str, model: str) -> Prepare:
+def find(reference: str, model: str, key: str = "prepare") -> Prepare:
     """The function that a model names.
 
     A file beside the model's is read anew for each source, so that it is reloaded with its model.
@@ -31,6 +31,7 @@ def find(reference: str, model: str) -> Prepare:
     Args:
         reference: ``"module:function"``.
         model: the path of the model's file.
+        key: which of the model's parameters names it.
 
     Raises:
         ConfigError: there is none.
@@ -48,11 +49,11 @@ def find(reference: str, model: str) -> Prepare:
         found = getattr(module, name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
-            f'prepare="{reference}" of {model} cannot be found ({error}): name a module beside the '
+            f'{key}="{reference}" of {model} cannot be found ({error}): name a module beside the '
             "model, or one that is installed, and a function of it"
         ) from None
     if not callable(found):
-        raise ConfigError(f'prepare="{reference}" of {model} is not a function')
+        raise ConfigError(f'{key}="{reference}" of {model} is not a function')
     prepare: Prepare = found
     return prepare
 

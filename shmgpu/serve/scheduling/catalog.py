@@ -38,6 +38,7 @@ class ServedModel(ServerFunction):
         sequence: whether its requests belong to sequences; then the target of those.
         prepare: what is done to inputs before a call carries them, and ``prepared``, what it gives;
             None and empty: nothing.
+        steps: what is run here in the place of a call; None: it is no ensemble.
         streams: whether it answers in parts; then the targets that begin, continue and end that.
     """
 
@@ -71,7 +72,8 @@ class ServedModel(ServerFunction):
         self.max_batch_size: int = description["max_batch_size"]
         self.templates: dict[bytes | int, Any] = {}  # see shmgpu.serve.scheduling.templates
         self.prepared = [_declared(one) for one in description["prepared"]]
-        self.prepare = _prepare_of(description, source) if self.prepared else None
+        self.prepare = _found(description, "prepare", source) if self.prepared else None
+        self.steps = _found(description, "steps", source) if description["steps"] else None
         taken = [] if self.prepared else self.inputs  # what is prepared is plain numbers
         self.has_bytes = any(one.kind == "bytes" for one in (*taken, *self.outputs))
         # Elements of BYTES differ in length, so such requests are no rows of one array.
@@ -95,13 +97,13 @@ class ServedModel(ServerFunction):
         self.closing = ServerFunction(rows.close_stream, self.pool, name)
 
 
-def _prepare_of(description: dict[str, Any], source: dict[str, Any]) -> preprocessing.Prepare:
-    """The function; or one that refuses, where this process cannot import it."""
+def _found(description: dict[str, Any], key: str, source: dict[str, Any]) -> preprocessing.Prepare:
+    """The function that a key names; or one that refuses, where this process cannot import it."""
     try:
-        return preprocessing.find(description["prepare"], source["path"])
+        return preprocessing.find(description[key], source["path"], key)
     except Exception as error:
         logger.error("model %s cannot be served: %s", description["name"], error)
-        why = f"this worker cannot prepare inputs of '{description['name']}': its log says why"
+        why = f"this worker cannot find {key}= of '{description['name']}': its log says why"
 
         def refuse(*inputs: Any) -> Any:
             raise ProtocolError(500, why)

@@ -137,12 +137,26 @@ class Calls:
         self.regions = regions
         self.pools = pools
         self.cache = cache
+        self.ensemble: Any = None  # see shmgpu.serve.scheduling.ensembles
+        self.now = _now
         self.spans: Any = None  # see shmgpu.serve.telemetry.spans; None: no spans are made
 
     def start(
-        self, served: ServedModel, request: InferRequest, started_ns: int, outcome: Outcome
+        self,
+        served: ServedModel,
+        request: InferRequest,
+        started_ns: int,
+        outcome: Outcome,
+        depth: int = 0,
     ) -> Pending:
         """Hand a request over; ``outcome`` is told once, never before this has returned.
+
+        Args:
+            served: the model.
+            request: what is asked.
+            started_ns: when its last byte had come.
+            outcome: told of the end.
+            depth: how many ensembles it is inside of.
 
         Raises:
             ProtocolError: the request does not fit the model, or the queue is full.
@@ -155,6 +169,9 @@ class Calls:
                 f"model '{served.name}' answers in parts: use generate_stream, or the stream of "
                 "gRPC",
             )
+        if served.steps is not None:
+            run: Pending = self.ensemble(self, served, request, started_ns, outcome, depth)
+            return run
         args = self.arguments(served, request)
         rows = request.inputs[0].shape[0] if served.max_batch_size else 1
         return self._begin(Pending(self, served, request, args, rows, started_ns, outcome))

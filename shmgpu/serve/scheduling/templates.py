@@ -162,7 +162,7 @@ def remember(
         body: all of the request.
         version: of the control table, as it was when regions were looked up.
     """
-    if served.prepare is not None:
+    if served.prepare is not None or served.steps is not None:
         return
     pieces = []
     begin = offset = 0 if isinstance(key, int) else len(key)

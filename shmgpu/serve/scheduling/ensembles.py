@@ -1,0 +1,223 @@
+"""Ensembles: models that are a Python function, run in a worker, that calls other models.
+
+Owns the course of such a request. What one model gives is a view of the worker's arena and is
+handed to the next where it lies. The function is a coroutine: while it waits, the worker serves
+others. Never runs a model itself: each of its calls is a request like any other, with its own
+place in the queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from shmgpu.common.logs import logger
+from shmgpu.errors import CallTimeout, ShmError
+from shmgpu.serve.models.request_context import split, whose
+from shmgpu.serve.protocol import datatypes
+from shmgpu.serve.protocol.metadata import TensorMetadata
+from shmgpu.serve.protocol.types import InferRequest, InputTensor, OutputTensor, ProtocolError
+from shmgpu.serve.protocol.validation import check_request
+from shmgpu.serve.scheduling.catalog import ServedModel
+from shmgpu.serve.scheduling.inference import LEFT, Calls, Outcome
+from shmgpu.serve.scheduling.statuses import may_tell
+from shmgpu.serve.scheduling.templates import uses_regions
+
+MOST_DEPTH = 8  # ensembles that call each other
+
+
+class ModelCalls:
+    """What an ensemble's function gets first: ``await call("name", x=array)``.
+
+    Attributes:
+        parameters: of the request, as ``helper.request.parameters`` of other models.
+    """
+
+    def __init__(self, calls: Calls, request: InferRequest, depth: int) -> None:
+        self._calls = calls
+        self._request = request
+        self._depth = depth
+        _, context = split(whose(0, request.for_model))
+        self.parameters: Mapping[str, Any] = MappingProxyType(dict(context.parameters))
+
+    async def __call__(self, name: str, /, version: str = "", **inputs: Any) -> dict[str, Any]:
+        """The outputs of a model of this server, by name, for inputs by name.
+
+        Args:
+            name: of the model.
+            version: of it; by default the highest.
+            **inputs: arrays of the input's dtype and shape; BYTES as an array of ``bytes``.
+
+        Raises:
+            ProtocolError: there is no such model, or it does not take these inputs.
+            ShmError: what the model raised, and what else can end a call.
+        """
+        if self._depth >= MOST_DEPTH:
+            raise ProtocolError(
+                500, f"ensembles call each other {MOST_DEPTH} deep: '{name}' is one too many"
+            )
+        calls = self._calls
+        served = calls.catalog.find(name, version, status=500)
+        tensors = [_input(served, key, value) for key, value in inputs.items()]
+        asked = InferRequest(
+            inputs=tensors, priority=self._request.priority, for_model=self._request.for_model
+        )
+        check_request(asked, served.metadata)
+        answered: asyncio.Future[list[OutputTensor]] = calls.loop.create_future()
+
+        def outcome(outputs: Any, error: BaseException | None) -> None:
+            if answered.done():
+                return
+            if error is not None:
+                answered.set_exception(error)
+            else:
+                answered.set_result(outputs)
+
+        pending = calls.start(served, asked, calls.now(), outcome, self._depth + 1)
+        try:
+            outputs = await answered
+        except asyncio.CancelledError:
+            pending.cancel()
+            raise
+        return {one.name: _array(one) for one in outputs}
+
+
+def _input(served: ServedModel, name: str, value: Any) -> InputTensor:
+    index = served.input_index.get(name)
+    if index is None:
+        raise ProtocolError(500, f"model '{served.name}' has no input '{name}'")
+    datatype, array = served.inputs[index], np.asarray(value)
+    if array.dtype != datatype.storage:
+        raise ProtocolError(
+            500,
+            f"input '{name}' of model '{served.name}' is {datatype.name}, and the ensemble gives "
+            f"{array.dtype}: convert it",
+        )
+    return InputTensor(name, datatype.name, array.shape, array)
+
+
+def _array(one: OutputTensor) -> Any:
+    if isinstance(one.array, memoryview):
+        return datatypes.decode(datatypes.DATATYPES[one.datatype], one.shape, one.array)
+    return one.array
+
+
+class EnsembleRun:
+    """One request to an ensemble, on its way; to front ends it is as any other that is pending."""
+
+    def __init__(
+        self,
+        calls: Calls,
+        served: ServedModel,
+        request: InferRequest,
+        started_ns: int,
+        outcome: Outcome,
+        depth: int,
+    ) -> None:
+        if uses_regions(request):
+            raise ProtocolError(
+                400,
+                f"model '{served.name}' is an ensemble: send its tensors with the request, not in "
+                "shared memory",
+            )
+        self.traceparent = b""
+        self.args: tuple[Any, ...] = ()
+        self._calls = calls
+        self._served = served
+        self._request = request
+        self._started_ns = started_ns
+        self._outcome = outcome
+        calls.accounting.begin(served)
+        self._task = calls.loop.create_task(self._run(ModelCalls(calls, request, depth)))
+
+    def cancel(self) -> None:
+        """The answer is not wanted any more."""
+        self._task.cancel()
+
+    async def _run(self, call: ModelCalls) -> None:
+        calls, served = self._calls, self._served
+        accounting, begun = calls.accounting, calls.now()
+        outputs: Any = None
+        error: Exception | None = None
+        try:
+            seconds = calls.timeout_of(served, self._request)
+            outputs = await asyncio.wait_for(self._made(call), seconds)
+        except asyncio.CancelledError:
+            accounting.leave(served)
+            accounting.cancelled(served, self._started_ns)
+            self._trace(LEFT)
+            return
+        except asyncio.TimeoutError:
+            error = CallTimeout("the ensemble took too long")
+        except (ProtocolError, ShmError) as wrong:
+            error = wrong
+        accounting.leave(served)
+        if error is None:
+            accounting.succeed(served, 1, calls.now() - begun)
+            try:
+                self._outcome(outputs, None)
+                accounting.told(served, self._started_ns)
+            except Exception as wrong:  # such as text that JSON cannot carry
+                accounting.revoke(served, 1, 0)
+                error = wrong
+        if error is not None:
+            accounting.failed(served, self._started_ns, error)
+            self._outcome(None, error)
+        self._trace(error)
+
+    async def _made(self, call: ModelCalls) -> list[OutputTensor]:
+        """What the function returns, as outputs."""
+        served = self._served
+        given = {one.name: one.array() for one in self._request.inputs}
+        args = [given.get(one.name) for one in served.metadata.inputs]
+        assert served.steps is not None
+        try:
+            result = served.steps(call, *args)
+            if inspect.isawaitable(result):
+                result = await result
+        except (ProtocolError, ShmError):
+            raise
+        except Exception as error:
+            if isinstance(error, ValueError):
+                why = f"ensemble '{served.name}' refuses the inputs: {error}"
+                raise ProtocolError(400, why) from None
+            logger.error("ensemble %s failed", served.name, exc_info=error)
+            why = f"ensemble '{served.name}' failed{may_tell(repr(error))}"
+            raise ProtocolError(500, why) from None
+        return _outputs(served, result)
+
+    def _trace(self, error: BaseException | None) -> None:
+        named = self._served.name, self._served.version, self._request.id
+        self._calls.trace(0, self._started_ns, self.traceparent, named, error)
+
+
+def _outputs(served: ServedModel, result: Any) -> list[OutputTensor]:
+    declared = served.metadata.outputs
+    if isinstance(result, dict):
+        result = [result.get(one.name) for one in declared]
+    elif len(declared) == 1 and not isinstance(result, (tuple, list)):
+        result = [result]
+    if not isinstance(result, (tuple, list)) or len(result) != len(declared):
+        raise ProtocolError(
+            500,
+            f"ensemble '{served.name}' returned a {type(result).__name__}: return "
+            f"{len(declared)} arrays, as it declares its outputs",
+        )
+    return [_output(served, one, array) for one, array in zip(declared, result, strict=True)]
+
+
+def _output(served: ServedModel, declared: TensorMetadata, value: Any) -> OutputTensor:
+    datatype, array = datatypes.DATATYPES[declared.datatype], np.asarray(value)
+    if value is None or array.dtype != datatype.storage or not declared.fits(array.shape):
+        raise ProtocolError(
+            500,
+            f"ensemble '{served.name}' returned {array.dtype} of the shape {list(array.shape)} for "
+            f"output '{declared.name}', which is declared as {datatype.name} of the shape "
+            f"{list(declared.shape)}",
+        )
+    return OutputTensor(declared.name, datatype.name, array.shape, array, declared.labels)
