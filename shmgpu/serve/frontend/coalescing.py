@@ -137,14 +137,15 @@ class Coalescer:
         prepared, taken, started = self._prepared, self.taken, self._started
         answers = self._messages[taken][1]
         count = taken - self.gone
-        since = 0
-        for index in range(taken):
+        waiting = [index for index in range(taken) if not self._turns[index].is_answered]
+        since = sum(started[index] for index in waiting)
+        rows = count * prepared.template.rows
+        # First: who has an answer may ask another worker at once how many there were.
+        self._calls.accounting.answered(self.served, count, rows, count * now - since, since)
+        for index in waiting:
             turn = self._turns[index]
             if not turn.is_answered:
-                since += started[index]
                 turn.connection.reply_whole(turn, b"".join(answers[index]))
-        rows = count * prepared.template.rows
-        self._calls.accounting.answered(self.served, count, rows, count * now - since, since)
         self._clear()
 
     def ended(self, call: Call | None, result: Any, error: BaseException | None) -> None:

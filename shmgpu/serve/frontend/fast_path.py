@@ -169,12 +169,13 @@ class RequestSlot(Pending):
         """The call has ended as expected: its result lies in the output buffer."""
         turn, started_ns = self.turn, self.started_ns
         now = _now()
+        # First: who has an answer may ask another worker at once how many there were.
+        self.calls.accounting.answered(self.served, 1, self.rows, now - started_ns, started_ns)
         turn.connection.reply_whole(turn, b"".join(self.pieces))
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
         self.call = None
-        self.calls.accounting.answered(self.served, 1, self.rows, now - started_ns, started_ns)
         self.prepared.ready.append(self)
 
     def ended(self, call: Call, result: Any, error: BaseException | None) -> None:
