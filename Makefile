@@ -139,8 +139,9 @@ test: $(VENV)/.stamp-dev $(CORE) faults ## the tests but the slow ones (T='tests
 	@$(call pytest_within,1200) $(or $(T),$(side_by_side) -m "not slow" $(call sampled,20))
 
 # Each file under one of three conditions, which the seed deals out; and the tests in random order.
+# What they start is started as a user does it: elsewhere it has torch from the beginning.
 rough_seed := $(or $(SEED),$(shell echo $$RANDOM))
-rough = -m "not slow" $(call sampled,20) --shuffle=$(rough_seed) --part=$(1)/3 --timeout=360
+rough = -m "not slow" --cold $(call sampled,20) --shuffle=$(rough_seed) --part=$(1)/3 --timeout=360
 .PHONY: rough
 rough: $(VENV)/.stamp-dev $(CORE) faults ## the tests in random order, on one core, on a busy machine: a third each (SEED=7)
 	@echo "  rough: SEED=$(rough_seed)"
@@ -182,7 +183,7 @@ check: $(VENV)/.stamp-dev $(CORE) faults ## lint, types, layering, the slow test
 	@$(call step,format,$(PY) -m ruff format --check .)
 	@$(call step,types,$(PY) -m mypy)
 	@$(call step,layering-and-binding,$(PY) -m pytest -q tests/unit/test_layering.py tests/unit/test_packaging.py)
-	@$(call step,slow-tests,$(call pytest_within,1500) $(side_by_side) -m slow)
+	@$(call step,slow-tests,$(call pytest_within,1500) $(side_by_side) --cold -m slow)
 	@$(call step,operations,$(call pytest_within,1200) $(side_by_side) -m "operations or table" tests)
 	@$(MAKE) rough
 	@$(MAKE) ctest

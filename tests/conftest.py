@@ -31,6 +31,7 @@ from multiprocessing import resource_tracker
 import amount
 import parallel
 import pytest
+import warm
 
 GRACE_S = 5.0
 FRESH = "TESTS_FRESH"  # set to "yes" in a process that was started for one test
@@ -203,6 +204,12 @@ def pytest_addoption(parser):
         help="of tests marked `operations` or `table` so many in a hundred, which the seed chooses",
     )
 
+    group.addoption(
+        "--cold",
+        action="store_true",
+        help="each program that a test starts is a fresh interpreter (tests/warm.py)",
+    )
+
 
 class AtOnce:
     """Names what fails when it fails: a run that is stopped at its limit has no summary."""
@@ -257,6 +264,8 @@ def pytest_configure_node(node):
 
 
 def pytest_unconfigure(config):
+    if warm.current is not None:
+        warm.current.close()
     if (place := config.stash.get(PLACE, None)) is not None:
         shutil.rmtree(place, ignore_errors=True)
 
@@ -329,9 +338,14 @@ frozen_modules = 0  # that were there when the collector was last told to look p
 MANY_MODULES = 50
 
 
-def pytest_collection_finish():
-    """What was imported stays: no collection of a test's or of a launch's looks at it again."""
+def pytest_collection_finish(session):
+    """What was imported stays: no collection of a test's or of a launch's looks at it again.
+
+    By now the libraries that tests import have set the variables that programs inherit.
+    """
     look_past_imports()
+    if hasattr(session.config, "workerinput") and not session.config.getoption("cold"):
+        warm.Warm()
 
 
 def look_past_imports() -> None:
@@ -343,12 +357,13 @@ def look_past_imports() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup():
+def pytest_runtest_setup(item):
     """In the tests' own process torch has one thread.
 
     An OpenMP pool, once it was used, is lost in a fork: from then on ``init()`` starts a fresh
     interpreter, and tests of what their fork inherits would depend on which ran before them.
     """
+    warm.cold = any(item.get_closest_marker(name) for name in ("cold", "fresh"))
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
 
@@ -361,12 +376,22 @@ def pytest_runtest_makereport(item, call):
     return report
 
 
+def open_what_opens_late() -> None:
+    """A port makes its eventfd when first two threads wait at once, and keeps it.
+
+    Where a file's tests share a broker, which of them is the first is chance.
+    """
+    if (ports := sys.modules.get("shmgpu.core.ports")) is not None:
+        ports.port_event_fd()
+
+
 @pytest.fixture(autouse=True)
 def leak_guard(request):
     """Fails a test that leaves something behind; see ``leaks_ok``."""
     marker = request.node.get_closest_marker("leaks_ok")
     if marker is not None and not (marker.args or marker.kwargs.get("reason")):
         pytest.fail("leaks_ok needs a reason: @pytest.mark.leaks_ok('why').", pytrace=False)
+    open_what_opens_late()
     before = everything()
     yield
     look_past_imports()

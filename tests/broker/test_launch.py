@@ -389,11 +389,13 @@ def test_a_limit_on_the_size_of_files_is_refused_in_a_sentence():
     assert "LaunchError" in out.stderr and "ulimit -f unlimited" in out.stderr
 
 
+@pytest.mark.cold
 def test_importing_shmgpu_does_not_import_torch():
     out = run_program("import sys, shmgpu; print('torch' in sys.modules)")
     assert out.stdout.strip() == "False", out.stderr
 
 
+@pytest.mark.cold
 def test_the_command_line_does_not_import_torch():
     """Nor names tensors, for which a broker of ``shmgpu up`` would import it."""
     out = run_program(
@@ -751,6 +753,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.cold
 @pytest.mark.parametrize(("kind", "does"), [("numpy", False), ("torch", True)])
 def test_torch_is_imported_once_before_the_fork_and_only_where_a_function_gets_tensors(
     tmp_path, kind, does

@@ -137,6 +137,7 @@ def without(row, *names):
     return {name: value for name, value in row.items() if name not in names}
 
 
+@pytest.mark.cold  # its command line is shown
 def test_counts_are_those_that_the_broker_gives_its_children(idle):
     done = command(idle.pid, "--once", "--json", "--interval", "0.1")
     assert (done.returncode, done.stderr) == (0, "")

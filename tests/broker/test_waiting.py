@@ -82,6 +82,7 @@ def run(first: str = "", settle: str = "pass", **said: str) -> dict[str, list[fl
     return json.loads(done.stdout)
 
 
+@pytest.mark.cold
 @pytest.mark.parametrize("first", ["import torch", "import os"], ids=["before", "by the session"])
 def test_compute_threads_sleep_while_they_wait_whenever_torch_was_imported(first):
     for kind, (burnt_ms, threads) in run(first).items():

@@ -11,6 +11,7 @@ from serve import servers
 
 torch = pytest.importorskip("torch")
 client = pytest.importorskip("tritonclient.http", reason="tritonclient is not installed")
+pytestmark = pytest.mark.cold  # what workers hold is looked at
 
 
 @pytest.fixture(scope="module")

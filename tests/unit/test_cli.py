@@ -74,6 +74,7 @@ def test_wrong_arguments_end_with_usage_and_status_2(arguments, capsys):
     assert "usage: shmgpu" in capsys.readouterr().err
 
 
+@pytest.mark.cold
 def test_the_command_line_starts_without_torch():
     code = "import sys, shmgpu.cli.main; print('torch' in sys.modules)"
     done = subprocess.run(

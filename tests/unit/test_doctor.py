@@ -619,6 +619,7 @@ def test_the_doctor_and_launch_agree_about_open_files():
         assert (launched.returncode == 0) == is_enough, launched.stderr
 
 
+@pytest.mark.cold
 def test_it_imports_no_torch_where_there_is_no_gpu():
     code = (
         "import sys; from shmgpu import doctor; "

@@ -134,6 +134,7 @@ def test_what_dir_does_not_show_can_be_imported_all_the_same():
     ) == ["shmgpu.child.port", "shmgpu.codec"]
 
 
+@pytest.mark.cold
 def test_neither_importing_nor_listing_loads_torch():
     assert fresh(
         "import sys, shmgpu\n"

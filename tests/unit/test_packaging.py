@@ -81,6 +81,7 @@ def test_versions_agree():
         assert version in changelog.read_text(encoding="utf-8")
 
 
+@pytest.mark.cold
 @needs_package
 def test_importing_shmgpu_imports_neither_torch_nor_the_demo():
     heavy = "torch", "sklearn", "tqdm", "matplotlib"
