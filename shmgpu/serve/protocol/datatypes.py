@@ -25,8 +25,11 @@ from shmgpu.codec import dtypes
 
 Buffer = bytes | bytearray | memoryview
 
+_COMMA = ord(",")
+# What begins everything but a number: text, arrays, objects, true, false, null; and ends NaN.
+_NO_NUMBERS = (b'"', b"[", b"{", b"t", b"f", b"n", b"N")
 STEP = 1 << 16  # bytes of JSON numbers that are parsed at once
-AT_ONCE = 1 << 14  # elements that are written as JSON at once
+AT_ONCE = 1 << 16  # elements that are written as JSON at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,9 +249,13 @@ class NumberText:
 
     def count(self) -> int:
         """How many elements there are, if it is well formed."""
-        steps = range(self.start, self.end, STEP)
-        commas = sum(self.text.count(b",", at, min(at + STEP, self.end)) for at in steps)
+        octets = np.frombuffer(self.text, np.uint8)[self.start : self.end]
+        commas = int(np.count_nonzero(octets == _COMMA))  # quicker than bytes' own count of many
         return 1 + commas if commas or self.text[self.start : self.end].strip() else 0
+
+    def has_numbers_only(self) -> bool:
+        """Whether nothing in it can be anything else, if it is well formed."""
+        return all(self.text.find(sign, self.start, self.end) < 0 for sign in _NO_NUMBERS)
 
     def lists(self) -> Iterator[list[Any]]:
         """Its elements in pieces, so that the interpreter is held for no longer than one takes.
@@ -303,7 +310,9 @@ def _in_steps(datatype: Datatype, shape: Sequence[int], data: NumberText) -> np.
         raise ValueError(_elements(elements, shape))
     if not elements:
         return _checked(datatype, []).reshape(tuple(shape))
-    parts = [_checked(datatype, flat) for flat in data.lists()]
+    # Looking at each element's type takes longer than making its number.
+    make = _floats if datatype.kind == "float" and data.has_numbers_only() else _checked
+    parts = [make(datatype, flat) for flat in data.lists()]
     return np.concatenate(parts).reshape(tuple(shape))
 
 
@@ -487,9 +496,12 @@ def to_json(datatype: Datatype, array: np.ndarray[Any, Any]) -> bytes:
     flat = np.ascontiguousarray(array).reshape(-1)
     if flat.size <= AT_ONCE:
         return _numbers(datatype, flat)
-    steps = range(0, flat.size, AT_ONCE)
-    inner = b",".join(_numbers(datatype, flat[at : at + AT_ONCE])[1:-1] for at in steps)
-    return b"[%s]" % inner
+    parts: list[bytes | memoryview] = []
+    for at in range(0, flat.size, AT_ONCE):
+        parts += [b",", memoryview(_numbers(datatype, flat[at : at + AT_ONCE]))[1:-1]]
+    parts[0] = b"["
+    parts.append(b"]")
+    return b"".join(parts)
 
 
 def _numbers(datatype: Datatype, flat: np.ndarray[Any, Any]) -> bytes:

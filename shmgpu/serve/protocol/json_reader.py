@@ -47,8 +47,8 @@ def read_object(text: bytes, limits: RequestLimits, hint: str = "correct it") ->
     """
     left: list[NumberText] = []
     if len(text) >= LONG_BYTES:
-        _bound(text, b"[{", limits.json_containers, "arrays and objects")
         text, left = _without_numbers(text)
+        _bound(text, b"[{", limits.json_containers, "arrays and objects")
         _bound(text, b":", limits.json_keys, "keys")
         _bound(text, b",", limits.json_values, "values outside of flat arrays of numbers")
     found = _load(text, hint)
@@ -119,13 +119,11 @@ def _without_numbers(text: bytes) -> tuple[bytes, list[NumberText]]:
         # Such an array has no string in it, so it ends before the next one begins.
         quote = text.find(b'"', start)
         close = text.find(b"]", start, quote if quote >= 0 else len(text))
-        if close - start < LONG_BYTES or any(
-            text.find(sign, start, close) >= 0 for sign in (b"[", b"{", b":")
-        ):
+        if close - start < LONG_BYTES or text.find(b"[", start, close) >= 0:
             continue
         parts += [text[kept : start - 1], b'"%s%d"' % (_MARK.encode(), len(left))]
         left.append(NumberText(text, start, close))
-        kept = close + 1
+        at = kept = close + 1
     return (b"".join([*parts, text[kept:]]), left) if left else (text, left)
 
 
