@@ -309,7 +309,7 @@ def test_a_client_of_http_1_0_keeps_its_connection_if_it_asks_for_that(strict):
         (b"http://anybody:8000/v2/health/live", 200),
         (b"HTTPS://anybody/v2/models/scale", 200),
         (b"http://anybody/nowhere", 404),
-        (b"http://anybody?x=1", 404),
+        (b"http://anybody?x=1", 200),  # the page for people
         (b"http://", 404),
         (b"ftp://anybody/v2", 404),
         (b"*", 404),
