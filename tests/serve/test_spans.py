@@ -37,6 +37,8 @@ class Exported:
         text = ""
         with contextlib.suppress(ValueError):  # it was closed
             for line in self._stream:
+                if not text and line != "{\n":
+                    continue  # what the server itself says there when it is ready
                 text += line
                 if line == "}\n":
                     self.spans.append(json.loads(text))
