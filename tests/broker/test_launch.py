@@ -404,6 +404,7 @@ def test_the_command_line_does_not_import_torch():
     assert out.stdout.strip() == "set()", out.stderr
 
 
+@pytest.mark.cold
 def test_what_the_caller_froze_stays_frozen_and_nothing_else():
     program = """
         import gc, shmgpu
