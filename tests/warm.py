@@ -16,6 +16,8 @@ from __future__ import annotations
 import array
 import atexit
 import ctypes
+import fcntl
+import gc
 import importlib.machinery
 import inspect
 import io
@@ -85,8 +87,8 @@ class Warm:
 
         def begin(popen: Any, *args: Any) -> None:
             given = warm._names.bind(popen, *args).arguments
-            ours = os.getpid() == warm._owner and not cold
-            if not ours or (request := warm._request(given)) is None:
+            is_mine = os.getpid() == warm._owner and not cold
+            if not is_mine or (request := warm._request(given)) is None:
                 warm._begin(popen, *args)
                 return
             try:
@@ -154,8 +156,8 @@ class Warm:
 
     def _start(self, request: dict[str, Any], descriptors: list[int]) -> int:
         """The pid of a fork that is our own child."""
-        with io.BytesIO(pickle.dumps(request)) as text, os.fdopen(memfd(), "w+b") as file:
-            file.write(text.getvalue())
+        with os.fdopen(os.memfd_create("a program to start"), "w+b") as file:
+            pickle.dump(request, file)
             file.flush()
             # Whoever waits forks twice and ends the one between; its child is then handed to us.
             with self._turn:
@@ -211,10 +213,6 @@ def is_open(fd: int) -> bool:
     return True
 
 
-def memfd() -> int:
-    return os.memfd_create("a program to start")
-
-
 def prctl(option: int, value: int) -> None:
     if LIBC.prctl(option, ctypes.c_ulong(value), 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl")
@@ -260,11 +258,7 @@ def become(request: dict[str, Any], base_path: list[str]) -> None:
     numbers = request["numbers"]
     high = max([*numbers, *request["descriptors"], 2]) + 1
     moved = [move_up(fd, high) for fd in request["descriptors"]]
-    for number in {0, 1, 2, *range(3, high)}:
-        try:
-            os.close(number)
-        except OSError:
-            pass
+    os.closerange(0, high)
     for fd, number in zip(moved, numbers, strict=True):
         os.dup2(fd, number)
         os.close(fd)
@@ -288,8 +282,6 @@ def become(request: dict[str, Any], base_path: list[str]) -> None:
 
 
 def move_up(fd: int, least: int) -> int:
-    import fcntl
-
     moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, least)
     os.close(fd)
     return moved
@@ -350,8 +342,6 @@ def forget(modules: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     base = [entry for entry in sys.path if entry != os.path.dirname(os.path.abspath(__file__))]
-    import gc
-
     import numpy  # noqa: F401
     import torch  # noqa: F401
 
