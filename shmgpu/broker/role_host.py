@@ -34,7 +34,7 @@ from shmgpu.child.transport import BrokerTransport
 from shmgpu.common import devices, logs, termination, wait_policy
 from shmgpu.common.blas import BlasThreads
 from shmgpu.common.logs import logger
-from shmgpu.common.progress import ProgressBar
+from shmgpu.common.progress import ProgressBar, tell_terminal
 from shmgpu.common.seeding import seed_all
 from shmgpu.errors import NotRunning, RemoteError
 from shmgpu.helper import process as helper
@@ -290,7 +290,7 @@ class RoleHost(core.Host):
     def _on_draining(self, event: dict[str, int]) -> None:
         self._end_bar()
         if event["exit_status"] == core.ESIGNALLED and core.stop_signal() == signal.SIGINT:
-            _tell_terminal(
+            tell_terminal(
                 "shmgpu: ending as soon as helpers have finished the calls that they hold, or "
                 f"after {self.plan.grace:g} s of grace; Ctrl-C again ends them at once"
             )
@@ -389,15 +389,6 @@ def flush() -> None:
             stream.flush()
         except (AttributeError, OSError, ValueError):
             pass
-
-
-def _tell_terminal(sentence: str) -> None:
-    """Print it to standard error, if there is one."""
-    try:
-        if sys.stderr.isatty():
-            print(sentence, file=sys.stderr, flush=True)
-    except (AttributeError, OSError, ValueError):
-        pass
 
 
 def _join_threads() -> None:

@@ -16,6 +16,8 @@ from shmgpu.errors import ConfigError
 
 logger = logging.getLogger("shmgpu")
 
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")  # that SHMGPU_LOG may name
+
 _role = "user"
 
 
@@ -75,7 +77,7 @@ def configure() -> None:
     level = config.resolve("log").upper()
     if not level:
         return
-    if level not in {"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"}:
+    if level not in LEVELS:
         raise ConfigError(
             f"SHMGPU_LOG={level!r} is not a level: use DEBUG, INFO, WARNING, ERROR or CRITICAL"
         )

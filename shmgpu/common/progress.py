@@ -94,6 +94,17 @@ class ProgressBar:
         self.close()
 
 
+def tell_terminal(sentence: str) -> bool:
+    """Print it to standard error where that is a terminal; whether it was."""
+    try:
+        if not sys.stderr.isatty():
+            return False
+        print(sentence, file=sys.stderr, flush=True)
+    except (AttributeError, OSError, ValueError):  # there is none
+        return False
+    return True
+
+
 def _is_terminal(file: TextIO) -> bool:
     try:
         return file.isatty() and os.environ.get("TERM") != "dumb"

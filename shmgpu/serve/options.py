@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shmgpu.common import parsers, settings
+from shmgpu.common import logs, parsers, settings
 from shmgpu.errors import ConfigError
 
 if sys.version_info >= (3, 11):
@@ -26,7 +26,6 @@ else:
 
 # In a smaller arena not even small requests fit beside what a worker keeps there.
 LEAST_ARENA = 1 << 20
-LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 def _int(value: Any) -> int:
@@ -84,8 +83,8 @@ def _switch(value: Any) -> bool:
 
 def _level(text: Any) -> str:
     level = _text(text).upper()
-    if level not in LEVELS:
-        raise ConfigError(f"use {', '.join(LEVELS).lower()}")
+    if level not in logs.LEVELS:
+        raise ConfigError(f"use {', '.join(logs.LEVELS).lower()}")
     return level
 
 

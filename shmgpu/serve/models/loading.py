@@ -16,6 +16,7 @@ import numpy as np
 
 from shmgpu.common import module_loader
 from shmgpu.common.logs import logger
+from shmgpu.common.progress import tell_terminal
 from shmgpu.errors import ConfigError
 from shmgpu.helper.decoded import Helper
 from shmgpu.serve.models import conversion, preprocessing
@@ -36,13 +37,7 @@ def module_name(source_number: int) -> str:
 
 def announce(text: str) -> None:
     """Say how far the loading is: to whoever looks at a terminal, otherwise to the log."""
-    try:
-        is_watched = sys.stderr.isatty()
-    except (AttributeError, ValueError):  # there is none
-        is_watched = False
-    if is_watched:
-        print(text, file=sys.stderr, flush=True)
-    else:
+    if not tell_terminal(text):
         logger.info("%s", text)
 
 
