@@ -58,8 +58,3 @@ def overview(state: dict[str, Any], address: str, grpc: str, options: argparse.N
         if is_so
     ]
     return "\n".join([*lines, *(["; ".join(allowed)] if allowed else [])])
-
-
-def _named(source: dict[str, Any]) -> str:
-    path: str = source["path"]
-    return path

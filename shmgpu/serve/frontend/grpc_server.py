@@ -532,15 +532,11 @@ def handlers(front: Front, memory: MessageMemory) -> Admission:
         {f"{prefix}ModelInfer": functools.partial(infer, front)},
         answers,
         {f"{prefix}ModelStreamInfer": grpc.stream_stream_rpc_method_handler(many)},
-        functools.partial(_bears, front.token) if front.token else None,
+        functools.partial(bears, token=front.token) if front.token else None,
         NO_TOKEN,
         memory,
         refuse,
     )
-
-
-def _bears(token: bytes, authorization: bytes) -> bool:
-    return bears(authorization, token)
 
 
 class GrpcServer:

@@ -204,8 +204,7 @@ class Model:
         declared = [(self.inputs, "inputs"), (self.outputs, "outputs")]
         if self.prepare or self.prepared:
             declared.append((self.prepared, "prepared"))
-            module, colon, name = self.prepare.partition(":")
-            if not (module and colon and name.isidentifier()):
+            if not _names_function(self.prepare):
                 raise ConfigError(
                     f"model {self.name!r}: prepare={self.prepare!r} must be "
                     '"module:function", and prepared= what that returns'
@@ -430,8 +429,7 @@ def ensemble(
     Raises:
         ConfigError: a declaration is impossible.
     """
-    module, colon, function = steps.partition(":")
-    if not (module and colon and function.isidentifier()):
+    if not _names_function(steps):
         raise ConfigError(f'ensemble {name!r}: steps={steps!r} must be "module:function"')
     return Model(
         _in_workers,
@@ -445,6 +443,12 @@ def ensemble(
         default_timeout_ms=default_timeout_ms,
         steps=steps,
     )
+
+
+def _names_function(reference: str) -> bool:
+    """Whether it has the form ``module:function``."""
+    module, _, function = reference.partition(":")
+    return bool(module) and function.isidentifier()
 
 
 def _in_workers(helper: Any, *inputs: Any) -> Any:

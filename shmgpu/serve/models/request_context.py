@@ -49,9 +49,12 @@ def split(first: Whose) -> tuple[int, RequestContext]:
     """The model's number, and what its function sees of the request."""
     if isinstance(first, int):
         return first, NO_REQUEST
-    return first[0], _context(first[1])
+    return first[0], context_of(first[1])
 
 
 @functools.lru_cache(256)
-def _context(parameters: str) -> RequestContext:
+def context_of(parameters: str) -> RequestContext:
+    """Of a request with these parameters, as JSON; empty: it has none."""
+    if not parameters:
+        return NO_REQUEST
     return RequestContext(MappingProxyType(json.loads(parameters)))

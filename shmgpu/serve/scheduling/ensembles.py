@@ -11,21 +11,19 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from shmgpu.common.logs import logger
 from shmgpu.errors import CallTimeout, ShmError
-from shmgpu.serve.models.request_context import split, whose
+from shmgpu.serve.models.request_context import context_of
 from shmgpu.serve.protocol import datatypes
 from shmgpu.serve.protocol.metadata import TensorMetadata
 from shmgpu.serve.protocol.types import InferRequest, InputTensor, OutputTensor, ProtocolError
 from shmgpu.serve.protocol.validation import check_request
 from shmgpu.serve.scheduling.catalog import ServedModel
 from shmgpu.serve.scheduling.inference import LEFT, Calls, Outcome
-from shmgpu.serve.scheduling.statuses import may_tell
+from shmgpu.serve.scheduling.statuses import raised_here
 from shmgpu.serve.scheduling.templates import uses_regions
 
 MOST_DEPTH = 8  # ensembles that call each other
@@ -42,8 +40,7 @@ class ModelCalls:
         self._calls = calls
         self._request = request
         self._depth = depth
-        _, context = split(whose(0, request.for_model))
-        self.parameters: Mapping[str, Any] = MappingProxyType(dict(context.parameters))
+        self.parameters: Mapping[str, Any] = context_of(request.for_model).parameters
 
     async def __call__(self, name: str, /, version: str = "", **inputs: Any) -> dict[str, Any]:
         """The outputs of a model of this server, by name, for inputs by name.
@@ -183,12 +180,8 @@ class EnsembleRun:
         except (ProtocolError, ShmError):
             raise
         except Exception as error:
-            if isinstance(error, ValueError):
-                why = f"ensemble '{served.name}' refuses the inputs: {error}"
-                raise ProtocolError(400, why) from None
-            logger.error("ensemble %s failed", served.name, exc_info=error)
-            why = f"ensemble '{served.name}' failed{may_tell(repr(error))}"
-            raise ProtocolError(500, why) from None
+            whose = f"ensemble '{served.name}'"
+            raise raised_here(error, whose, whose, repr(error)) from None
         return _outputs(served, result)
 
     def _trace(self, error: BaseException | None) -> None:

@@ -19,8 +19,7 @@ from shmgpu.child.port import Port
 from shmgpu.child.tickets import Ticket
 from shmgpu.codec import arrays
 from shmgpu.codec.arrays import ArraySpec
-from shmgpu.common.logs import logger
-from shmgpu.errors import ConfigError, RemoteError, ShmError
+from shmgpu.errors import RemoteError, ShmError
 from shmgpu.serve.models import preprocessing
 from shmgpu.serve.models.errors import Unloaded
 from shmgpu.serve.models.request_context import renumbered, whose
@@ -32,7 +31,7 @@ from shmgpu.serve.scheduling.accounting import Accounting
 from shmgpu.serve.scheduling.cache import Cache, digest
 from shmgpu.serve.scheduling.catalog import Catalog, ServedModel
 from shmgpu.serve.scheduling.rows import ServerFunction
-from shmgpu.serve.scheduling.statuses import may_tell
+from shmgpu.serve.scheduling.statuses import raised_here
 from shmgpu.serve.scheduling.templates import RequestTemplate, uses_regions
 from shmgpu.serve.state.regions import Regions
 
@@ -537,12 +536,8 @@ def _prepared(served: ServedModel, request: InferRequest, inputs: list[Any]) -> 
     except ProtocolError:
         raise
     except Exception as error:
-        if isinstance(error, ValueError) and not isinstance(error, ConfigError):
-            why = f"model '{served.name}' refuses the inputs: {error}"
-            raise ProtocolError(400, why) from None
-        logger.error("preparing inputs of %s failed", served.name, exc_info=error)
-        why = f"preparing inputs of model '{served.name}' failed{may_tell(str(error))}"
-        raise ProtocolError(500, why) from None
+        model = f"model '{served.name}'"
+        raise raised_here(error, model, f"preparing inputs of {model}", str(error)) from None
 
 
 def _spec(array: Any) -> ArraySpec:

@@ -92,9 +92,20 @@ def hide_exceptions() -> None:
     _is_told = False
 
 
-def may_tell(text: str) -> str:
-    """What clients are told of an exception's text, which follows a sentence."""
-    return f": {text}" if _is_told else ": the server's log says why"
+def raised_here(error: Exception, whose: str, doing: str, text: str) -> ProtocolError:
+    """What a client is told of an exception of a model's code that runs in a worker.
+
+    Args:
+        error: it; a ValueError is the client's.
+        whose: code it is, as "model 'x'".
+        doing: what it was at.
+        text: of the exception.
+    """
+    if isinstance(error, ValueError) and not isinstance(error, errors.ConfigError):
+        return ProtocolError(400, f"{whose} refuses the inputs: {error}")
+    logger.error("%s failed", doing, exc_info=error)
+    why = text if _is_told else "the server's log says why"
+    return ProtocolError(500, f"{doing} failed: {why}")
 
 
 def _log_traceback(error: errors.RemoteError) -> None:
