@@ -31,11 +31,13 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, **more}
 
 
-def until(condition: Callable[[], Any], what: str, seconds: float = DEADLINE_S) -> Any:
-    """Wait for a condition; its value."""
+def until(
+    condition: Callable[[], Any], what: str | Callable[[], object], seconds: float = DEADLINE_S
+) -> Any:
+    """Wait for a condition; its value. Where ``what`` is called, it tells what is missing."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited in vain: {what}"
+        assert time.monotonic() < deadline, f"waited in vain: {what() if callable(what) else what}"
         time.sleep(0.01)
     return value
 
