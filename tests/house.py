@@ -404,6 +404,7 @@ serve/models/adapters/onnx          helper
 serve/models/adapters/torchscript   helper
 serve/models/adapters/__init__      helper
 serve/models/request_context        any
+serve/models/response_parameters    any
 serve/models/generators             helper
 serve/models/cuda_graphs            helper
 serve/models/conversion             helper

@@ -57,6 +57,14 @@ def narrow_once(helper, x):
     return narrow.body(helper, x)
 
 
+@model(inputs=[Tensor("x", "FP32", (-1, -1))], outputs=[Tensor("y", "FP32", (-1, -1))],
+       max_batch_size=8)
+def telling(helper, x):
+    if (x >= 100).any():
+        helper.response.parameters["own"] = x[:, 0]
+    return x
+
+
 runs = itertools.count()
 
 
@@ -364,6 +372,18 @@ def test_those_whose_joined_result_was_no_row_each_are_calls_of_their_own_from_t
     before = calls(server)
     assert crowd.ask([3] * CROWD) == [(200, (6, 6))] * CROWD
     assert calls(server) - before == CROWD
+
+
+def test_parameters_of_answers_reach_each_of_those_that_came_together(server):
+    crowd = Crowd(server, CROWD, "telling")
+    for turn in range(3):
+        assert crowd.ask([3] * CROWD) == [(200, (3, 3))] * CROWD
+        crowd.send([100 * turn + 100 + number for number in range(CROWD)])
+        for number, client in enumerate(crowd.clients):
+            _, answer, data = client.answer()
+            own = 100 * turn + 100 + number
+            assert (struct.unpack("<ff", data), answer["parameters"]) == ((own, own), {"own": own})
+    assert "parameters" not in crowd.clients[0].ask(struct.pack("<ff", 1, 1))[1]
 
 
 def calls(server):

@@ -49,6 +49,15 @@ def requests_together(prepared: Any) -> int:
     return most if most > 1 else 0
 
 
+def _rows(result: Any, mine: slice) -> Any:
+    """A request's rows of each array of a result."""
+    if isinstance(result, dict):  # which carries parameters
+        return {key: _rows(value, mine) for key, value in result.items()}
+    if isinstance(result, (tuple, list)):
+        return [_rows(one, mine) for one in result]
+    return result[mine]
+
+
 class Coalescer:
     """The memory and the requests of one message.
 
@@ -170,7 +179,7 @@ class Coalescer:
             turn.on_disconnect = one.cancel
             part = result
             if error is None:
-                part = result[mine] if len(self.served.outputs) == 1 else [x[mine] for x in result]
+                part = _rows(result, mine)
             self._calls.ended(one, part, error)
 
     def close(self) -> None:

@@ -18,7 +18,13 @@ import orjson
 from shmgpu.serve.frontend.connection import Request, error_body
 from shmgpu.serve.protocol import datatypes, http_codec
 from shmgpu.serve.protocol.metadata import ANY
-from shmgpu.serve.protocol.types import InferRequest, OutputTensor, ProtocolError, RequestLimits
+from shmgpu.serve.protocol.types import (
+    InferRequest,
+    InferResponse,
+    OutputTensor,
+    ProtocolError,
+    RequestLimits,
+)
 from shmgpu.serve.scheduling.catalog import ServedModel
 from shmgpu.serve.scheduling.inference import Calls
 from shmgpu.serve.scheduling.statuses import answer_to
@@ -88,11 +94,16 @@ def _of_the_model(count: int, declared: Sequence[int]) -> tuple[int, ...]:
     return tuple(shape) if math.prod(shape) == count else (count,)
 
 
-def show(served: ServedModel, request: InferRequest, outputs: Sequence[OutputTensor]) -> bytes:
-    """A part of the answer as a JSON object: an output of one element as a plain value."""
-    shown: dict[str, Any] = {"id": request.id} if request.id else {}
+def show(served: ServedModel, request: InferRequest, response: InferResponse) -> bytes:
+    """A part of the answer as a JSON object: an output of one element as a plain value.
+
+    Parameters stand beside the outputs, as in Triton's; an output of the same name comes first.
+    """
+    shown: dict[str, Any] = dict(response.parameters)
+    if request.id:
+        shown["id"] = request.id
     shown |= {"model_name": served.name, "model_version": served.version}
-    for one in outputs:
+    for one in response.outputs:
         try:
             shown[one.name] = _plain(one)
         except ValueError as error:
@@ -150,9 +161,9 @@ class Generation:
         self._stream.begin()
         self.request.on_disconnect = self._stream.cancel
 
-    def _part(self, outputs: list[OutputTensor]) -> None:
+    def _part(self, response: InferResponse) -> None:
         try:
-            shown = show(self.served, self.asked, outputs)
+            shown = show(self.served, self.asked, response)
             if self._shown is not None:
                 raise ProtocolError(
                     400,

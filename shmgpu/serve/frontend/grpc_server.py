@@ -30,7 +30,7 @@ from shmgpu.serve.frontend.grpc_admission import Admission, ComingMessage, Messa
 from shmgpu.serve.frontend.routes import NO_PARAMETERS, NO_TOKEN, Front, bears, check_control
 from shmgpu.serve.protocol import grpc_codec
 from shmgpu.serve.protocol.grpc_codec import MESSAGES, SERVICE
-from shmgpu.serve.protocol.types import InferRequest, OutputTensor, ProtocolError
+from shmgpu.serve.protocol.types import InferRequest, InferResponse, ProtocolError
 from shmgpu.serve.scheduling.catalog import ServedModel
 from shmgpu.serve.scheduling.inference import Pending
 from shmgpu.serve.scheduling.statuses import answer_to
@@ -86,16 +86,20 @@ class _Asked:
             served = front.catalog.find(message.model_name, message.model_version)
             request = grpc_codec.read_infer(message, raw, front.limits, served.metadata)
 
-            def outcome(outputs: list[OutputTensor] | None, error: BaseException | None) -> None:
+            def outcome(response: InferResponse | None, error: BaseException | None) -> None:
                 if self.answered.cancelled():
                     return
-                if outputs is None:
+                if response is None:
                     assert error is not None
                     self.answered.set_exception(error)
                     return
                 try:
                     buffers = grpc_codec.build_infer(
-                        served.name, served.version, request, outputs, parameters
+                        served.name,
+                        served.version,
+                        request,
+                        response.outputs,
+                        {**response.parameters, **(parameters or {})},
                     )
                     if parameters:
                         buffers = grpc_codec.in_stream(buffers)
@@ -138,7 +142,7 @@ class _Parts:
         self.id = message.id
         self.served = served
         self.request = grpc_codec.read_infer(message, raw, front.limits, served.metadata)
-        self._told: asyncio.Queue[list[OutputTensor] | BaseException | None] = asyncio.Queue()
+        self._told: asyncio.Queue[InferResponse | BaseException | None] = asyncio.Queue()
         self._stream = Stream(
             front.calls,
             served,
@@ -152,24 +156,24 @@ class _Parts:
 
     async def answers(self) -> AsyncGenerator[bytes, None]:
         """Each part as a response; then an empty one, for clients who want to be told."""
-        while isinstance(told := await self._told.get(), list):
+        while isinstance(told := await self._told.get(), InferResponse):
             yield self._response(told, is_final=False)
             self._stream.more()
         if told is not None:
             raise told
         if self.request.parameters.get(WANTS_FINAL):
             asked = replace(self.request, outputs=[])
-            yield self._response([], is_final=True, request=asked)
+            yield self._response(InferResponse([]), is_final=True, request=asked)
 
     def _response(
-        self, outputs: list[OutputTensor], is_final: bool, request: InferRequest | None = None
+        self, response: InferResponse, is_final: bool, request: InferRequest | None = None
     ) -> bytes:
         buffers = grpc_codec.build_infer(
             self.served.name,
             self.served.version,
             request or self.request,
-            outputs,
-            {FINAL: is_final},
+            response.outputs,
+            {**response.parameters, FINAL: is_final},
         )
         return b"".join(grpc_codec.in_stream(buffers))
 

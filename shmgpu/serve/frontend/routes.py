@@ -23,7 +23,7 @@ from shmgpu.serve.frontend.compression import decoded, encoded
 from shmgpu.serve.frontend.connection import Refusal, Request, error_body
 from shmgpu.serve.frontend.fast_path import Candidate, FastPath, binary_headers
 from shmgpu.serve.protocol import http_codec, json_reader
-from shmgpu.serve.protocol.types import InferRequest, OutputTensor, ProtocolError, RequestLimits
+from shmgpu.serve.protocol.types import InferRequest, InferResponse, ProtocolError, RequestLimits
 from shmgpu.serve.scheduling import templates
 from shmgpu.serve.scheduling.catalog import Catalog, ServedModel
 from shmgpu.serve.scheduling.inference import Calls, Pending
@@ -213,15 +213,14 @@ class Front:
     def _start(
         self, request: Request, served: ServedModel, parsed: InferRequest, started_ns: int
     ) -> Pending:
-        def outcome(outputs: Any, error: BaseException | None) -> None:
-            if outputs is None:
+        def outcome(response: InferResponse | None, error: BaseException | None) -> None:
+            if response is None:
                 assert error is not None
                 fail(request, error)
-            elif takes_long(parsed, outputs):
-                self.later(request, self._write_aside(request, served, parsed, outputs))
+            elif takes_long(parsed, response):
+                self.later(request, self._write_aside(request, served, parsed, response))
             else:
-                answer = http_codec.build_infer(served.name, served.version, parsed, outputs)
-                reply(self, request, answer)
+                reply(self, request, _written(served, parsed, response))
 
         pending = self.calls.start(served, parsed, started_ns, outcome)
         request.on_disconnect = pending.cancel
@@ -229,13 +228,15 @@ class Front:
         return pending
 
     async def _write_aside(
-        self, request: Request, served: ServedModel, parsed: InferRequest, outputs: Any
+        self,
+        request: Request,
+        served: ServedModel,
+        parsed: InferRequest,
+        response: InferResponse,
     ) -> None:
         """An answer that takes long to write."""
         try:
-            answer = await self.aside.run(
-                http_codec.build_infer, served.name, served.version, parsed, outputs
-            )
+            answer = await self.aside.run(_written, served, parsed, response)
         except Exception:  # such as text that JSON cannot carry
             self.calls.accounting.retract(served)
             raise
@@ -267,14 +268,22 @@ def is_long(body: Any, header_length: int | None) -> bool:
     return size > LONG_BYTES and (header_length is None or header_length > LONG_BYTES)
 
 
-def takes_long(asked: InferRequest, outputs: Sequence[OutputTensor]) -> bool:
+def _written(
+    served: ServedModel, asked: InferRequest, response: InferResponse
+) -> tuple[Sequence[Any], int | None]:
+    return http_codec.build_infer(
+        served.name, served.version, asked, response.outputs, response.parameters
+    )
+
+
+def takes_long(asked: InferRequest, response: InferResponse) -> bool:
     """Whether outputs that are to be JSON take too long to write in the loop."""
     if asked.binary_output and not asked.outputs:
         return False
     binary = {one.name for one in asked.outputs if one.binary or one.classification}
     return any(
         one.array is not None and one.array.nbytes > LONG_BYTES and one.name not in binary
-        for one in outputs
+        for one in response.outputs
     )
 
 

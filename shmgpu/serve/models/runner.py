@@ -26,6 +26,7 @@ from shmgpu.serve.models.errors import Unloaded
 from shmgpu.serve.models.generators import Generators
 from shmgpu.serve.models.region_maps import RegionMaps
 from shmgpu.serve.models.request_context import NO_REQUEST, RequestContext, Whose, split
+from shmgpu.serve.models.response_parameters import ResponseContext, pack
 from shmgpu.serve.models.sequences import Sequences
 from shmgpu.serve.protocol import datatypes
 from shmgpu.serve.state.control_table import ControlTable
@@ -131,6 +132,7 @@ class ModelStore:
             self.helper.id, self.helper.device, self.helper.pool, self.helper.generation
         )
         helper.request = NO_REQUEST  # type: ignore[attr-defined]
+        helper.response = ResponseContext()  # type: ignore[attr-defined]
         try:
             models, captured = self._made(source, source_number, helper)
         finally:
@@ -228,11 +230,13 @@ class ModelStore:
         begun = _now()
         rows = conversion.rows_of(model, inputs)
         outputs = None
+        own: Any = loaded.helper
+        told: dict[str, Any] = own.response.parameters
+        told.clear()  # of a warm-up, or of a call that has failed
         if loaded.graphs is not None:
             outputs, fate = loaded.graphs.run(inputs)
             self.counters[loaded.base + _FATES[fate]] += 1
         if outputs is None:
-            own: Any = loaded.helper
             own.out = expected
             own.request = context
             try:
@@ -250,6 +254,8 @@ class ModelStore:
         elif targets:
             made, outputs = outputs, self._placed(model, outputs, targets)
             loaded.remember(inputs, made)
+        if told:
+            outputs = pack(outputs, told, f"model {model.name!r}", rows)
         calls = self.helper.calls * requests
         base, counters = loaded.base, self.counters
         counters[base + _EXEC_COUNT] += 1
@@ -308,11 +314,12 @@ class ModelStore:
         self, loaded: LoadedModel, inputs: Sequence[Any], context: RequestContext
     ) -> Iterator[Any]:
         own: Any = loaded.helper
+        response = ResponseContext()
         parts = loaded.model.body(own, *inputs)
         try:
             while True:
                 begun = _now()
-                own.request = context  # others may have run since the last part
+                own.request, own.response = context, response  # others may have run meanwhile
                 try:
                     part = next(parts)
                 except StopIteration:
@@ -321,7 +328,10 @@ class ModelStore:
                     if self.is_copy:
                         end_copy(f"model {loaded.model.name!r}")
                     self.counters[loaded.base + _INFER_NS] += _now() - begun
-                yield conversion.in_order(loaded.model, part)
+                outputs = conversion.in_order(loaded.model, part)
+                told = response.parameters
+                yield pack(outputs, told, f"model {loaded.model.name!r}", None) if told else outputs
+                told.clear()
         finally:
             parts.close()
 

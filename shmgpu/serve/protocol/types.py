@@ -179,6 +179,19 @@ class OutputTensor:
     nbytes: int = 0
 
 
+@dataclass(slots=True)
+class InferResponse:
+    """What one request is answered with, or one part of it.
+
+    Attributes:
+        outputs: as the request wants them.
+        parameters: of the answer.
+    """
+
+    outputs: list[OutputTensor]
+    parameters: Parameters = field(default_factory=dict)
+
+
 def refusal(sentence: str) -> ProtocolError:
     """A request that is the client's to correct."""
     return ProtocolError(400, sentence)

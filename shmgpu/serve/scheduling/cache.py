@@ -76,6 +76,8 @@ class Cache:
 
 
 def _nbytes(result: Any) -> int:
+    if isinstance(result, dict):
+        return sum(map(_nbytes, result.values()))
     if isinstance(result, (tuple, list)):
         return sum(map(_nbytes, result))
     return int(getattr(result, "nbytes", 8))
@@ -83,6 +85,8 @@ def _nbytes(result: Any) -> int:
 
 def _copy(result: Any) -> Any:
     """The same in memory of its own; a result lies in the arena, which is wanted back."""
+    if isinstance(result, dict):
+        return {key: _copy(value) for key, value in result.items()}
     if isinstance(result, (tuple, list)):
         return tuple(map(_copy, result))
     return result.copy() if isinstance(result, np.ndarray) else result

@@ -16,10 +16,18 @@ from typing import Any
 import numpy as np
 
 from shmgpu.errors import CallTimeout, ShmError
-from shmgpu.serve.models.request_context import context_of
+from shmgpu.serve.models import response_parameters
+from shmgpu.serve.models.request_context import Scalar, context_of
+from shmgpu.serve.models.response_parameters import ResponseContext
 from shmgpu.serve.protocol import datatypes
 from shmgpu.serve.protocol.metadata import TensorMetadata
-from shmgpu.serve.protocol.types import InferRequest, InputTensor, OutputTensor, ProtocolError
+from shmgpu.serve.protocol.types import (
+    InferRequest,
+    InferResponse,
+    InputTensor,
+    OutputTensor,
+    ProtocolError,
+)
 from shmgpu.serve.protocol.validation import check_request
 from shmgpu.serve.scheduling.catalog import ServedModel
 from shmgpu.serve.scheduling.inference import LEFT, Calls, Outcome
@@ -29,11 +37,24 @@ from shmgpu.serve.scheduling.templates import uses_regions
 MOST_DEPTH = 8  # ensembles that call each other
 
 
+class ModelAnswer(dict[str, Any]):
+    """The outputs of a model by name.
+
+    Attributes:
+        parameters: of its answer.
+    """
+
+    def __init__(self, response: InferResponse) -> None:
+        super().__init__((one.name, _array(one)) for one in response.outputs)
+        self.parameters: Mapping[str, Scalar] = response.parameters
+
+
 class ModelCalls:
     """What an ensemble's function gets first: ``await call("name", x=array)``.
 
     Attributes:
         parameters: of the request, as ``helper.request.parameters`` of other models.
+        response: takes parameters of the answer, as ``helper.response`` of other models.
     """
 
     def __init__(self, calls: Calls, request: InferRequest, depth: int) -> None:
@@ -41,8 +62,9 @@ class ModelCalls:
         self._request = request
         self._depth = depth
         self.parameters: Mapping[str, Any] = context_of(request.for_model).parameters
+        self.response = ResponseContext()
 
-    async def __call__(self, name: str, /, version: str = "", **inputs: Any) -> dict[str, Any]:
+    async def __call__(self, name: str, /, version: str = "", **inputs: Any) -> ModelAnswer:
         """The outputs of a model of this server, by name, for inputs by name.
 
         Args:
@@ -65,23 +87,22 @@ class ModelCalls:
             inputs=tensors, priority=self._request.priority, for_model=self._request.for_model
         )
         check_request(asked, served.metadata)
-        answered: asyncio.Future[list[OutputTensor]] = calls.loop.create_future()
+        answered: asyncio.Future[InferResponse] = calls.loop.create_future()
 
-        def outcome(outputs: Any, error: BaseException | None) -> None:
+        def outcome(response: Any, error: BaseException | None) -> None:
             if answered.done():
                 return
             if error is not None:
                 answered.set_exception(error)
             else:
-                answered.set_result(outputs)
+                answered.set_result(response)
 
         pending = calls.start(served, asked, calls.now(), outcome, self._depth + 1)
         try:
-            outputs = await answered
+            return ModelAnswer(await answered)
         except asyncio.CancelledError:
             pending.cancel()
             raise
-        return {one.name: _array(one) for one in outputs}
 
 
 def _input(served: ServedModel, name: str, value: Any) -> InputTensor:
@@ -139,11 +160,11 @@ class EnsembleRun:
     async def _run(self, call: ModelCalls) -> None:
         calls, served = self._calls, self._served
         accounting, begun = calls.accounting, calls.now()
-        outputs: Any = None
+        response: Any = None
         error: Exception | None = None
         try:
             seconds = calls.timeout_of(served, self._request)
-            outputs = await asyncio.wait_for(self._made(call), seconds)
+            response = await asyncio.wait_for(self._made(call), seconds)
         except asyncio.CancelledError:
             accounting.leave(served)
             accounting.cancelled(served, self._started_ns)
@@ -157,7 +178,7 @@ class EnsembleRun:
         if error is None:
             accounting.succeed(served, 1, calls.now() - begun)
             try:
-                self._outcome(outputs, None)
+                self._outcome(response, None)
                 accounting.told(served, self._started_ns)
             except Exception as wrong:  # such as text that JSON cannot carry
                 accounting.revoke(served, 1, 0)
@@ -167,8 +188,8 @@ class EnsembleRun:
             self._outcome(None, error)
         self._trace(error)
 
-    async def _made(self, call: ModelCalls) -> list[OutputTensor]:
-        """What the function returns, as outputs."""
+    async def _made(self, call: ModelCalls) -> InferResponse:
+        """What the function returns, as an answer."""
         served = self._served
         given = {one.name: one.array() for one in self._request.inputs}
         args = [given.get(one.name) for one in served.metadata.inputs]
@@ -182,7 +203,9 @@ class EnsembleRun:
         except Exception as error:
             whose = f"ensemble '{served.name}'"
             raise raised_here(error, whose, whose, repr(error)) from None
-        return _outputs(served, result)
+        told = call.response.parameters
+        parameters = response_parameters.checked(told, f"ensemble '{served.name}'", None)
+        return InferResponse(_outputs(served, result), parameters)
 
     def _trace(self, error: BaseException | None) -> None:
         named = self._served.name, self._served.version, self._request.id

@@ -23,10 +23,17 @@ from shmgpu.errors import RemoteError, ShmError
 from shmgpu.serve.models import preprocessing
 from shmgpu.serve.models.errors import Unloaded
 from shmgpu.serve.models.request_context import renumbered, whose
+from shmgpu.serve.models.response_parameters import unpack
 from shmgpu.serve.models.sequences import choose, standing
 from shmgpu.serve.protocol import datatypes
 from shmgpu.serve.protocol.metadata import TensorMetadata
-from shmgpu.serve.protocol.types import InferRequest, InputTensor, OutputTensor, ProtocolError
+from shmgpu.serve.protocol.types import (
+    InferRequest,
+    InferResponse,
+    InputTensor,
+    OutputTensor,
+    ProtocolError,
+)
 from shmgpu.serve.scheduling.accounting import Accounting
 from shmgpu.serve.scheduling.cache import Cache, digest
 from shmgpu.serve.scheduling.catalog import Catalog, ServedModel
@@ -41,8 +48,8 @@ MAX_PRIORITY = 3
 LEFT = ProtocolError(499, "the client has left")
 _ATTRIBUTES = ("model.name", "model.version", "request.id")  # of spans
 
-# Is called at the end with the outputs, in the order asked for (for a request like an earlier one:
-# with the answer's body), or with what went wrong.
+# Is called at the end with an InferResponse, its outputs in the order asked for (for a request like
+# an earlier one: with the answer's body), or with what went wrong.
 Outcome = Callable[[Any, BaseException | None], None]
 
 
@@ -261,9 +268,9 @@ class Calls:
         """What the outcome is told."""
         served, template = pending.served, pending.template
         if template is None:
-            return self.outputs(served, pending.request, result)
+            return self.response(served, pending.request, result)
         return template.answer(
-            served, result, lambda: self.outputs(served, pending.request, result)
+            served, result, lambda: self.response(served, pending.request, result)
         )
 
     def _pinned(self, pending: Pending, options: CallOptions | None) -> CallOptions:
@@ -300,10 +307,10 @@ class Calls:
             if self._again(pending):
                 return
         pending.is_over = True
-        outputs: Any = None
+        answer: Any = None
         if error is None:
             try:
-                outputs = self._answer(pending, result)
+                answer = self._answer(pending, result)
                 if pending.digest:
                     self._keep(pending, result)
             except Exception as wrong:
@@ -312,7 +319,7 @@ class Calls:
             call_ns = now - pending.sent_ns
             accounting.succeed(served, pending.rows, call_ns)
             try:
-                pending.outcome(outputs, None)
+                pending.outcome(answer, None)
             except Exception as wrong:  # such as text that JSON cannot carry
                 accounting.revoke(served, pending.rows, call_ns)
                 error = wrong
@@ -476,10 +483,14 @@ class Calls:
 
     # ---- outputs -------------------------------------------------------------------------
 
-    def outputs(
+    def response(self, served: ServedModel, request: InferRequest, result: Any) -> InferResponse:
+        """What a model returned, as the request wants it."""
+        result, parameters = unpack(result)
+        return InferResponse(self._outputs(served, request, result), parameters)
+
+    def _outputs(
         self, served: ServedModel, request: InferRequest, result: Any
     ) -> list[OutputTensor]:
-        """What a model returned, as the request wants it."""
         asked = request.outputs
         results = (result,) if len(served.outputs) == 1 else result
         wanted = (

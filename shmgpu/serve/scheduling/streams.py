@@ -17,13 +17,13 @@ from shmgpu.child.plans import Call
 from shmgpu.child.tickets import Ticket
 from shmgpu.errors import RemoteError
 from shmgpu.serve.models.errors import StreamLost
-from shmgpu.serve.protocol.types import InferRequest, OutputTensor, ProtocolError
+from shmgpu.serve.protocol.types import InferRequest, InferResponse, ProtocolError
 from shmgpu.serve.scheduling.catalog import ServedModel
 from shmgpu.serve.scheduling.inference import LEFT, Calls, Pending
 
 _tokens = itertools.count(1)
 
-Part = Callable[[list[OutputTensor]], None]  # told of each, and asks for more when it likes
+Part = Callable[[InferResponse], None]  # told of each, and asks for more when it likes
 End = Callable[[BaseException | None], None]  # told once
 
 
@@ -143,22 +143,22 @@ class Stream:
             self._ended(None)
             return
         try:
-            outputs = self.calls.outputs(self.served, self.request, result[0])
+            response = self.calls.response(self.served, self.request, result[0])
         except Exception as wrong:
             self._ended(wrong)
             self._close()
             return
-        self.part(outputs)
+        self.part(response)
 
     # ---- inside --------------------------------------------------------------------------
 
-    def _whole(self, outputs: Any, error: BaseException | None) -> None:
+    def _whole(self, response: Any, error: BaseException | None) -> None:
         """The answer of a model that does not stream."""
         if error is not None:
             self.is_over = True
             self.end(error)
         else:
-            self.part(outputs)
+            self.part(response)
 
     def _send(self, target: Any, args: tuple[Any, ...], options: CallOptions) -> None:
         calls = self.calls

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from shmgpu.serve.models.response_parameters import is_packed
 from shmgpu.serve.protocol import http_codec
-from shmgpu.serve.protocol.types import InferRequest, OutputTensor
+from shmgpu.serve.protocol.types import InferRequest, InferResponse
 from shmgpu.serve.scheduling.catalog import ServedModel
 
 MOST_BYTES = 2048  # of a header that is worth remembering
@@ -99,9 +100,11 @@ class RequestTemplate:
         return tuple(args)
 
     def answer(
-        self, served: ServedModel, result: Any, outputs: Callable[[], list[OutputTensor]]
+        self, served: ServedModel, result: Any, response: Callable[[], InferResponse]
     ) -> Answer:
-        """The body of the answer; ``outputs`` gives them in the general way."""
+        """The body of the answer; ``response`` gives it in the general way."""
+        if is_packed(result):  # parameters differ from answer to answer
+            return self._general(served, response())
         results = (result,) if len(served.outputs) == 1 else result
         shapes = []
         tail = []
@@ -111,7 +114,7 @@ class RequestTemplate:
                 shapes.append(array)  # its shape, and how many bytes
                 continue
             if type(array) is not _ndarray or array.dtype is not storage or not array.size:
-                return self._general(served, outputs())
+                return self._general(served, response())
             shapes.append(array.shape)
             tail.append(array.reshape(-1).view(_OCTET).data)
         key = tuple(shapes)
@@ -119,14 +122,14 @@ class RequestTemplate:
         if known is not None:
             head, header_length = known
             return [head, *tail], header_length
-        buffers, header_length = self._general(served, outputs())
+        buffers, header_length = self._general(served, response())
         if len(self._answers) < MOST_SHAPES:
             self._answers[key] = buffers[0], header_length
         return buffers, header_length
 
-    def _general(self, served: ServedModel, outputs: list[OutputTensor]) -> Answer:
+    def _general(self, served: ServedModel, response: InferResponse) -> Answer:
         buffers, header_length = http_codec.build_infer(
-            served.name, served.version, self.request, outputs
+            served.name, served.version, self.request, response.outputs, response.parameters
         )
         return list(buffers), header_length
 

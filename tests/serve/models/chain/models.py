@@ -15,6 +15,12 @@ def double(helper, x):
     return 2 * x
 
 
+@model(inputs=[X], outputs=[Y])
+def telling_model(helper, x):
+    helper.response.parameters["least"] = x.min()
+    return x
+
+
 @model(inputs=[X], outputs=[Tensor("address", "INT64", (1,))])
 def address(helper, x):
     return np.array([x.ctypes.data])
@@ -35,6 +41,7 @@ in_place = ensemble(
     "in_place", steps="_steps:in_place", inputs=[X], outputs=[Tensor("same", "BOOL", (2,))]
 )
 together = ensemble("together", steps="_steps:together", inputs=[X], outputs=[Y])
+telling = ensemble("telling", steps="_steps:telling", inputs=[X], outputs=[Y])
 texts = ensemble(
     "texts",
     steps="_steps:texts",
