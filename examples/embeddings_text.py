@@ -8,6 +8,8 @@ import pathlib
 import numpy as np
 from tokenizers import Tokenizer
 
+from shmgpu.serve import PreparedInputs
+
 MOST_TOKENS = 256  # that the model was trained for
 STEP = 16  # lengths are padded to a multiple of this, so that sentences of many clients agree
 
@@ -22,4 +24,12 @@ _tokenizer.enable_padding(pad_to_multiple_of=STEP)
 def tokenise(text):
     found = _tokenizer.encode_batch([one.decode() for one in text])
     tokens = np.array([one.ids for one in found], "int64")
-    return tokens, np.array([one.attention_mask for one in found], "int64")
+    mask = np.array([one.attention_mask for one in found], "int64")
+    # The answer tells how many tokens of each sentence the model does not see.
+    cut = [sum(_words(piece) for piece in one.overflowing) for one in found]
+    return PreparedInputs((tokens, mask), {"truncated": cut})
+
+
+def _words(piece):
+    """Tokens of the text, without those that begin, end and fill up a piece."""
+    return len(piece.ids) - sum(piece.special_tokens_mask)

@@ -396,6 +396,8 @@ serve/models/region_maps            helper
 serve/models/errors                 any
 serve/models/sequences              any
 serve/models/declaration            any
+serve/models/request_context        any
+serve/models/response_parameters    any
 serve/models/preprocessing          any
 serve/models/adapters/sidecar       helper
 serve/models/adapters/tensors       helper
@@ -403,8 +405,6 @@ serve/models/adapters/exported      helper
 serve/models/adapters/onnx          helper
 serve/models/adapters/torchscript   helper
 serve/models/adapters/__init__      helper
-serve/models/request_context        any
-serve/models/response_parameters    any
 serve/models/generators             helper
 serve/models/cuda_graphs            helper
 serve/models/conversion             helper

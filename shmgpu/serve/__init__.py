@@ -1,9 +1,9 @@
 """Models served to other programs over HTTP and gRPC: ``shmgpu serve``.
 
 A model file imports this: ``Model``, ``Tensor``, ``ensemble`` and the decorator ``model`` declare
-what is served. Owns the launch of a server and its workers. Never loads the server or torch for a
-file that only declares. How a request travels, and which file owns what: README.md beside this
-file.
+what is served; ``PreparedInputs`` is for a model's ``prepare``. Owns the launch of a server and its
+workers. Never loads the server or torch for a file that only declares. How a request travels, and
+which file owns what: README.md beside this file.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shmgpu.serve.models.declaration import Model, Tensor, ensemble, model
+    from shmgpu.serve.models.preprocessing import PreparedInputs
 
-__all__ = ["Model", "Tensor", "ensemble", "model"]
+__all__ = ["Model", "PreparedInputs", "Tensor", "ensemble", "model"]
 
 
 def __dir__() -> list[str]:
@@ -26,15 +27,15 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """From models/declaration.py, which needs packages that the command line does without."""
+    """From models/, which needs packages that the command line does without."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from shmgpu.serve.models import declaration
+        from shmgpu.serve.models import declaration, preprocessing
     except ModuleNotFoundError as error:
         raise ImportError(
             f"shmgpu.serve needs a package that is missing ({error.name}): pip install "
             '"shmgpu[serve]"'
         ) from error
 
-    return getattr(declaration, name)
+    return getattr(preprocessing if name == "PreparedInputs" else declaration, name)

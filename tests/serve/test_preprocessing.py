@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 
@@ -17,7 +18,9 @@ shared_memory = client_shm.load()
 
 @pytest.fixture(scope="module")
 def server():
-    with servers.serving(servers.MODELS / "text", grpc_port=0, allow_client_shm=True) as running:
+    with servers.serving(
+        servers.MODELS / "text", grpc_port=0, allow_client_shm=True, response_cache="1MiB"
+    ) as running:
         yield running
 
 
@@ -71,6 +74,31 @@ def test_inputs_in_a_clients_region_are_refused(triton):
         triton.unregister_system_shared_memory("text")
     finally:
         shared_memory.destroy_shared_memory_region(region)
+
+
+@pytest.mark.parametrize("turn", ["first", "from the cache"])
+def test_what_was_cut_off_is_told_in_the_answer(server, triton, turn):
+    for sentences, told in ((["a b"], 0), (["a b c d e f"], 2), (["a", "a b c d e"], "[0, 1]")):
+        found = triton.infer("short", text(*sentences))
+        answer = found.get_response()
+        assert answer["parameters"] == {"truncated": told, "most": 4, "rows": len(sentences)}
+        assert found.as_numpy("count").tolist() == [min(len(one.split()), 4) for one in sentences]
+
+
+def test_generate_and_grpc_tell_it_too(server):
+    asked = json.dumps({"text": "a b c d e f g"}).encode()
+    answer = json.loads(server.ask("POST", "/v2/models/short/generate", asked)[2])
+    assert (answer["count"], answer["truncated"]) == (4, 3)
+    with contextlib.closing(rpc.InferenceServerClient(server.grpc_address)) as grpc:
+        answer = grpc.infer("short", text("a b c d e", of=rpc)).get_response()
+    assert answer.parameters["truncated"].int64_param == 1
+
+
+def test_what_is_told_of_other_rows_is_an_error_of_the_server(triton):
+    wanted = "prepare got 1 rows and gave 2 values of the parameter 'truncated'"
+    with pytest.raises(client.InferenceServerException, match=wanted) as told:
+        triton.infer("short", text("wrong"))
+    assert told.value.status() == "500"
 
 
 MODEL = """

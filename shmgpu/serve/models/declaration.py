@@ -356,7 +356,8 @@ def model(
         prepare: ``"module:function"``, which workers call with a request's inputs, as NumPy arrays,
             and whose results the decorated function gets instead: a tokeniser, say. The module lies
             beside the model's file or is installed; what it imports, each worker imports. A
-            ValueError that it raises is answered 400, with its text.
+            ValueError that it raises is answered 400, with its text. It may return
+            ``PreparedInputs(arrays, parameters)``, whose parameters the answer has.
         prepared: what that returns, one array or a tuple of them or a dictionary by name.
         cuda_graphs: on a CUDA device, batches run as graphs that were captured from the warm-up
             samples; what the function does on the host is then done at the capture only. Needs

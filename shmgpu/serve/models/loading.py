@@ -133,7 +133,7 @@ def _prepared(model: Model, prepare: preprocessing.Prepare, samples: Any) -> lis
     return [
         preprocessing.call(
             prepare, sample, expected, len(sample[0]) if model.max_batch_size else None
-        )
+        )[0]
         for sample in samples
     ]
 

@@ -10,17 +10,34 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from shmgpu.common import module_loader
 from shmgpu.errors import ConfigError
+from shmgpu.serve.models.request_context import Scalar
+from shmgpu.serve.models.response_parameters import checked
 from shmgpu.serve.protocol import datatypes
 from shmgpu.serve.protocol.metadata import TensorMetadata
 
 Prepare = Callable[..., Any]
+
+
+class PreparedInputs:
+    """What a model's ``prepare`` may return: inputs of its function, and what clients are told.
+
+    Attributes:
+        arrays: those that the model declares in ``prepared=``: one, a tuple in order, or a
+            dictionary by name.
+        parameters: of the answer, such as how much of a text was cut off; as
+            ``helper.response.parameters``: a plain value by name, or a list with one for each row.
+    """
+
+    def __init__(self, arrays: Any, parameters: Mapping[str, Any]) -> None:
+        self.arrays = arrays
+        self.parameters = parameters
 
 
 def find(reference: str, model: str, key: str = "prepare") -> Prepare:
@@ -60,8 +77,8 @@ def find(reference: str, model: str, key: str = "prepare") -> Prepare:
 
 def call(
     prepare: Prepare, inputs: Sequence[Any], expected: Sequence[TensorMetadata], rows: int | None
-) -> list[np.ndarray[Any, Any]]:
-    """What a model's function is to get, in order.
+) -> tuple[list[np.ndarray[Any, Any]], dict[str, Scalar]]:
+    """What a model's function is to get, in order, and parameters of the answer.
 
     Args:
         prepare: the model's.
@@ -72,7 +89,10 @@ def call(
     Raises:
         ConfigError: it returned something else. What it raises itself passes through.
     """
-    result = prepare(*inputs)
+    result, told = prepare(*inputs), {}
+    if isinstance(result, PreparedInputs):
+        told = checked(result.parameters, "prepare", rows)
+        result = result.arrays
     if isinstance(result, dict):
         missing = [one.name for one in expected if one.name not in result]
         if missing:
@@ -85,7 +105,8 @@ def call(
             f"prepare must return {len(expected)} arrays, as the model declares in prepared=, not "
             f"a {type(result).__name__}"
         )
-    return [_checked(array, one, rows) for array, one in zip(result, expected, strict=True)]
+    arrays = [_checked(array, one, rows) for array, one in zip(result, expected, strict=True)]
+    return arrays, told
 
 
 def _checked(

@@ -142,6 +142,7 @@ class InferRequest:
         priority: 1 is the highest; 0 is the model's own.
         timeout_us: microseconds that it may wait in the queue; 0 is for ever.
         for_model: the parameters that the model's function gets, as JSON; empty for none.
+        for_answer: parameters of the answer, as far as preparing the inputs told them.
     """
 
     id: str = ""
@@ -155,6 +156,7 @@ class InferRequest:
     priority: int = 0
     timeout_us: int = 0
     for_model: str = ""
+    for_answer: Parameters = field(default_factory=dict)
 
 
 @dataclass(slots=True)

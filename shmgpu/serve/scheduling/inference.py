@@ -486,7 +486,9 @@ class Calls:
     def response(self, served: ServedModel, request: InferRequest, result: Any) -> InferResponse:
         """What a model returned, as the request wants it."""
         result, parameters = unpack(result)
-        return InferResponse(self._outputs(served, request, result), parameters)
+        return InferResponse(
+            self._outputs(served, request, result), {**request.for_answer, **parameters}
+        )
 
     def _outputs(
         self, served: ServedModel, request: InferRequest, result: Any
@@ -543,7 +545,10 @@ def _prepared(served: ServedModel, request: InferRequest, inputs: list[Any]) -> 
     assert served.prepare is not None
     rows = request.inputs[0].shape[0] if served.max_batch_size else None
     try:
-        return list(preprocessing.call(served.prepare, inputs, served.prepared, rows))
+        arrays, request.for_answer = preprocessing.call(
+            served.prepare, inputs, served.prepared, rows
+        )
+        return list(arrays)
     except ProtocolError:
         raise
     except Exception as error:

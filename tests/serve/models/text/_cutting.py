@@ -2,6 +2,8 @@ import os
 
 import numpy as np
 
+from shmgpu.serve import PreparedInputs
+
 
 def cut(text):
     rows = [[len(word) for word in one.decode().split()] for one in text]
@@ -13,3 +15,13 @@ def cut(text):
     for place, row in zip(padded, rows, strict=True):
         place[: len(row)] = row
     return padded, np.full(len(rows), os.getpid())
+
+
+def cut_short(text):
+    """As ``cut``, but for what is too long: how many words were left out is told."""
+    words = [one.split() for one in text]
+    kept = np.array([b" ".join(one[:4]) for one in words], object)
+    told = {"truncated": [max(len(one) - 4, 0) for one in words], "most": 4}
+    if b"wrong" in text:
+        told["truncated"].append(0)
+    return PreparedInputs(cut(kept), told)
