@@ -106,7 +106,7 @@ Tensors, computed by helpers, in PyTorch's spelling:
     nn              layers and losses
     optim           optimisers, of which SGD, Adam and AdamW are also in ``shmgpu``; schedules
     autograd        ``grad`` and ``backward`` of several tensors
-    linalg          norms
+    linalg          norms, inverses, determinants, linear equations
     array_api       the Python array API standard, over tensors
     distributed     many helpers as one device: meshes, tensors in pieces, forms of parallelism
     amp             mixed precision, with ``GradScaler``; also autocast
@@ -140,7 +140,7 @@ Operations are functions and methods of tensors:
     quantile trace split_with_sizes tensor_split hsplit vsplit flipud fliplr rot90 diag_embed
     select_scatter slice_scatter clamp_min clamp_max exp2 fix sgn frac deg2rad rad2deg logit sinc
     xlogy fmax fmin float_power isposinf isneginf nansum nanmean dist kthvalue inner vdot kron cross
-    matrix_power isin ger
+    matrix_power inverse det isin ger
     concatenate divide greater greater_equal less less_equal moveaxis multiply negative
     not_equal subtract swapdims true_divide
 

@@ -1,7 +1,7 @@
-"""Norms, under the names of ``torch.linalg``.
+"""Norms, inverses, determinants and linear equations, under the names of ``torch.linalg``.
 
-Owns how ``ord`` and ``dim`` are read; :func:`shmgpu.norm` is what is recorded. Decompositions are
-left out: use those of NumPy or PyTorch on the elements. Never computes.
+Owns how ``ord`` and ``dim`` are read; functions of the table are what is recorded. Decompositions
+are left out: use those of NumPy or PyTorch on the elements. Never computes.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from shmgpu.ops import solving
+from shmgpu.tensors.operations import recording
 from shmgpu.tensors.tensor import FUNCTIONS, Tensor
 
-__all__ = ["matrix_norm", "norm", "vector_norm"]
+__all__ = ["det", "inv", "matrix_norm", "norm", "solve", "vector_norm"]
 
 Dims = int | Sequence[int] | None
 
@@ -23,8 +25,8 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     raise AttributeError(
-        f"module 'shmgpu.linalg' has no attribute {name!r}: it has norms only; for decompositions "
-        "and their kin compute on the elements, numpy.linalg.inv(t.numpy())"
+        f"module 'shmgpu.linalg' has no attribute {name!r}: it has norms, inv, det and "
+        "solve; compute decompositions on the elements, numpy.linalg.svd(t.numpy())"
     )
 
 
@@ -121,6 +123,9 @@ def norm(
     if len(axes) != 1 or isinstance(ord, str):
         raise ValueError(f"norm: ord={ord!r} over the axes {axes}: it takes one axis, or two")
     return vector_norm(A, ord, axes, keepdim, dtype=dtype)
+
+
+det, inv, solve = FUNCTIONS["det"], FUNCTIONS["inverse"], recording(solving.solve)
 
 
 def _in(x: Tensor, dtype: Any) -> Tensor:

@@ -208,6 +208,7 @@ ops/transcendental                  any
 ops/updates                         any
 ops/reductions                      any
 ops/linear                          any
+ops/solving                         any
 ops/indexing                        any
 ops/brackets                        any
 ops/views                           any
@@ -258,6 +259,7 @@ distributed/rules/elements          any
 distributed/rules/moving            any
 distributed/rules/reducing          any
 distributed/rules/products          any
+distributed/rules/solving           any
 distributed/rules/normalising       any
 distributed/rules/finding           any
 distributed/rules/losses            any

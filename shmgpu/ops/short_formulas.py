@@ -19,6 +19,7 @@ from shmgpu.ops.ordering import Found, sort
 from shmgpu.ops.promotion import as_node, floats, is_float
 from shmgpu.ops.rearranging import roll
 from shmgpu.ops.shaping import narrow, reshape, squeeze, unsqueeze
+from shmgpu.ops.solving import inverse
 from shmgpu.ops.stretching import Dim, expand, sum
 
 Operand = Node | complex
@@ -213,12 +214,18 @@ def cross(input: Node, other: Node, dim: int | None = None) -> Node:
 def matrix_power(x: Node, n: int) -> Node:
     """A square matrix, or a batch of them, multiplied by itself; ``n`` of 0 gives ones.
 
+    A negative ``n`` multiplies inverses.
+
     Raises:
-        ValueError: the matrices are not square, or ``n`` is negative.
+        ValueError: the matrices are not square.
+        TypeError: ``n`` is negative, and they are not of float32 or float64.
     """
     shape = x.spec.shape
-    if len(shape) < 2 or shape[-1] != shape[-2] or rules.whole(n, "matrix_power", "n") < 0:
-        raise ValueError(f"matrix_power: {shape} to the power of {n}: of squares, 0 or more")
+    n = rules.whole(n, "matrix_power", "n")
+    if len(shape) < 2 or shape[-1] != shape[-2]:
+        raise ValueError(f"matrix_power: takes square matrices, and the shape is {shape}")
+    if n < 0:
+        x, n = inverse(x), -n
     if n == 0:
         return expand(eye(shape[-1], shape[-1], x.spec.dtype), shape)
     found: Node | None = None

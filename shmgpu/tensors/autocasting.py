@@ -25,7 +25,7 @@ FULL = frozenset(
     "softplus layer_norm group_norm mse_loss l1_loss smooth_l1_loss huber_loss nll_loss "
     "cross_entropy binary_cross_entropy_with_logits kl_div cosine_similarity cosine_embedding_loss "
     "margin_ranking_loss hinge_embedding_loss triplet_margin_loss soft_margin_loss "
-    "poisson_nll_loss gaussian_nll_loss pairwise_distance".split()
+    "poisson_nll_loss gaussian_nll_loss pairwise_distance inverse det solve".split()
 )
 CAST = frozenset((float16, bfloat16, float32))  # float64 stays what it is
 

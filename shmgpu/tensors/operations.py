@@ -34,6 +34,7 @@ from shmgpu.ops import (
     reductions,
     shaping,
     short_formulas,
+    solving,
     stretching,
     transcendental,
     windows,
@@ -181,6 +182,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         (short_formulas, "clamp_min clamp_max exp2 fix sgn frac deg2rad rad2deg logit sinc xlogy"),
         (short_formulas, "fmax fmin float_power isposinf isneginf nansum nanmean dist kthvalue"),
         (short_formulas, "inner vdot kron cross matrix_power isin"),
+        (solving, "inverse det"),
     )
     for name in names.split()
 }

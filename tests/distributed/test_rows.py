@@ -33,7 +33,7 @@ ROUND = set(
     "layer_norm_weight batch_norm batch_norm_moments batch_norm_sums batch_norm_input avg_pool2d "
     "avg_pool2d_backward binary_cross_entropy remainder linspace randn rand cumprod prod "
     "nll_loss nll_loss_backward checkpoint nextafter mse_loss mse_backward running_mean "
-    "running_square adam_step".split()
+    "running_square adam_step inv det cofactors solve".split()
 )
 
 

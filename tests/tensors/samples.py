@@ -122,6 +122,12 @@ def _assigned(f: Any, x: Any, y: Any) -> Any:
     return changed
 
 
+def regular(f: Any, x: Any) -> Any:
+    """Square matrices, of up to 5 rows, that have an inverse whatever the elements are."""
+    return f.tanh(x) + 5 * f.eye(x.shape[-1], dtype=x.dtype)
+
+
+_MATRICES = np.sin(np.arange(18.0)).reshape(2, 3, 3)
 _conv = image(lambda f, x, w, b: f.conv2d(x, w, b, (2, 1), (1, 2), (1, 2), 2))
 _conv_back = dataclasses.replace(_conv, back=True)
 _norm = Sample(
@@ -269,6 +275,14 @@ SAMPLES: dict[str, Sample] = {
         lambda f, x, y: f.searchsorted(f.sort(x, 1)[0], y),
         (spread(2, 5), spread(2, 3)),
         grads=False,
+    ),
+    # solving
+    "inv": Sample(lambda f, x: f.linalg.inv(regular(f, x)), (_MATRICES,)),
+    "det": Sample(lambda f, x: f.linalg.det(regular(f, x)), (_MATRICES,)),
+    "cofactors": Sample(lambda f, x: f.linalg.det(regular(f, x)), (_MATRICES,), back=True),
+    "solve": Sample(
+        lambda f, x, y: f.linalg.solve(regular(f, x), y),
+        (_MATRICES, np.cos(np.arange(12.0)).reshape(3, 4)),
     ),
     # transcendental
     **{name: one(name) for name in "expm1 atan asinh sinh cosh tan".split()},

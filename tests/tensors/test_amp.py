@@ -20,12 +20,14 @@ def test_products_are_lower_and_sums_are_not(engine):
         kinds = [
             (x @ x).dtype, layer(x).dtype, gt.softmax(x @ x, -1).dtype, (x @ x + x).dtype,
             nn.functional.mse_loss(layer(x), gt.zeros(4, 3)).dtype, (wide @ wide).dtype,
+            gt.linalg.det(x @ x).dtype,
         ]  # fmt: skip
         with amp.autocast(enabled=False):
             kinds.append((x @ x).dtype)
     kinds.append((x @ x).dtype)
     assert [one.name for one in kinds] == [
         "bfloat16", "bfloat16", "float32", "float32", "float32", "float64", "float32", "float32",
+        "float32",
     ]  # fmt: skip
 
 

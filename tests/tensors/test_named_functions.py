@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from tensors.samples import regular
 
 import shmgpu as gt
 
@@ -147,6 +148,28 @@ CASES = {
         lambda f, a: f.linalg.vector_norm(a, 3, (0, 2), True) + f.linalg.vector_norm(a),
         BATCH,
     ),
+    **{
+        f"linalg, {name}": (lambda f, a, *more, call=call: call(f, regular(f, a), *more), *arrays)
+        for name, (call, *arrays) in {
+            "inv": (lambda f, a: f.linalg.inv(a) + f.inverse(a[0]) + a.inverse(), SQUARE),
+            "inv of nothing": (lambda f, a: f.linalg.inv(a[:0]), SQUARE),
+            "det": (lambda f, a: f.linalg.det(a) + f.det(a[0]) + a[:, :1, :1].det(), SQUARE),
+            "det of nothing": (lambda f, a: f.det(a[:, :0, :0].double()).detach(), SQUARE),
+            "solve": (lambda f, a, b: f.linalg.solve(a, b), SQUARE, BATCH.transpose(0, 2, 1)),
+            "solve, one side": (lambda f, a, b: f.linalg.solve(a, b), SQUARE, OTHER[0]),
+            "solve, one matrix": (lambda f, a, b: f.linalg.solve(a[0], b), SQUARE, OTHER),
+            "solve, a vector": (lambda f, a, v: f.linalg.solve(a, v), SQUARE, V),
+            "solve, vectors": (lambda f, a, v: f.linalg.solve(a, v[:2]), SQUARE, B),
+            "solve from the right": (
+                lambda f, a, b: (
+                    f.linalg.solve(a, b, left=False) + f.linalg.solve(a[0], b, left=False)
+                ),
+                SQUARE,
+                BATCH,
+            ),
+            "matrix_power": (lambda f, a: f.matrix_power(a, -3) + a.matrix_power(-1), SQUARE),
+        }.items()
+    },
     "linalg in a type": (
         lambda f, a: f.stack(
             [
@@ -569,7 +592,8 @@ def quantized():
         (lambda x: gt.kthvalue(x, 5), ValueError, "k=5 lies not within 1 to 4"),
         (lambda x: gt.cross(x, x, 1), ValueError, "must have 3 elements"),
         (lambda x: gt.cross(x[:2], x[:2]), ValueError, "no axis of"),
-        (lambda x: gt.matrix_power(x, 2), ValueError, "of squares, 0 or more"),
+        (lambda x: gt.matrix_power(x, 2), ValueError, r"takes square matrices.*\(3, 4\)"),
+        (lambda x: gt.matrix_power(gt.tensor([[1]]), -2), TypeError, "must be float32 or float64"),
         (lambda x: gt.tensor_split(x, 0), ValueError, "0 parts: give 1 or more"),
         (lambda x: gt.tensor_split(x.sum(), 1), ValueError, "without axes has no parts"),
         (lambda x: gt.hsplit(x, 3), ValueError, "4 of axis 1 are not 3 equal parts"),
@@ -587,7 +611,15 @@ def quantized():
         (lambda x: gt.linalg.norm(x, 2), ValueError, "'fro', 1, -1, inf or -inf: for others"),
         (lambda x: gt.linalg.norm(x[None], 1), ValueError, "takes one axis, or two"),
         (lambda x: gt.linalg.matrix_norm(x, dim=(1,)), ValueError, "must be two axes"),
-        (lambda x: gt.linalg.svd(x), AttributeError, r"'svd': it has norms only.*numpy.linalg"),
+        (lambda x: gt.linalg.inv(x), ValueError, r"inv: takes square matrices .* \(3, 4\)"),
+        (lambda x: gt.linalg.det(x[0]), ValueError, r"det: takes square matrices .* \(4,\)"),
+        (lambda x: gt.linalg.det(x.long() @ x.T.long()), TypeError, "det: the tensor is int64"),
+        (lambda x: gt.linalg.solve(x @ x.T, x.T), ValueError, "in how many rows they have"),
+        (lambda x: gt.linalg.solve(x @ x.T, x.sum()), ValueError, "B has no axes"),
+        (lambda x: gt.linalg.solve(x @ x.T, x[:, 0], left=False), ValueError, "are vectors"),
+        (lambda x: gt.linalg.inv(x * 0 @ x.T).data, gt.RemoteError, "inv: a matrix is singular"),
+        (lambda x: gt.linalg.solve(x * 0 @ x.T, x).data, gt.RemoteError, "solve: a matrix is sin"),
+        (lambda x: gt.linalg.svd(x), AttributeError, r"'svd': it has norms.*numpy.linalg"),
         (lambda x: gt.svd(x), AttributeError, r"'svd': help\(shmgpu\) lists"),
         (lambda x: gt.tensor([1, 2]).std(), TypeError, "std: .* int64, and a deviation needs"),
         (lambda x: gt.tensor([1, 2]).var(), TypeError, "var: .* int64, and a variance needs"),

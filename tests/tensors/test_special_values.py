@@ -111,6 +111,26 @@ def test_loops_in_c_do_the_same(name):
                 np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_the_gradient_of_a_determinant_is_that_of_a_polynomial(engine):
+    for rows in ([[1, 2], [2, 4]], [[1, 2, 3], [4, 5, 6], [7, 8, 9]], [[0, 0], [0, 0]], [[3]]):
+        x = gt.tensor(rows, dtype="float64", requires_grad=True)
+        gt.linalg.det(x).backward()
+        without = [
+            [np.delete(np.delete(np.array(rows, float), i, 0), j, 1) for j in range(len(rows))]
+            for i in range(len(rows))
+        ]
+        cofactors = [
+            [(-1) ** (i + j) * np.linalg.det(one) for j, one in enumerate(row)]
+            for i, row in enumerate(without)
+        ]
+        np.testing.assert_allclose(x.grad.data, cofactors, atol=1e-12)
+    strange = gt.tensor([[[NAN, 1], [2, 3]], [[1, 2], [3, 4]]], requires_grad=True)
+    gt.linalg.det(strange).sum().backward()
+    assert np.isnan(strange.grad.data[0]).all()
+    np.testing.assert_allclose(strange.grad.data[1], [[4, -3], [-2, 1]], rtol=1e-5)
+
+
 def test_a_tensor_is_iterated_over_by_its_first_axis_and_one_without_axes_is_not(engine):
     assert [row.tolist() for row in gt.tensor([[1, 2], [3, 4]])] == [[1, 2], [3, 4]]
     with pytest.raises(TypeError, match="without axes"):

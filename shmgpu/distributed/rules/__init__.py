@@ -16,6 +16,7 @@ from shmgpu.distributed.rules import (
     normalising,
     products,
     reducing,
+    solving,
 )
 from shmgpu.distributed.rules.base import Rule
 from shmgpu.ops.graph import Op
@@ -27,6 +28,7 @@ RULES: dict[Op, Rule] = {
         moving,
         reducing,
         products,
+        solving,
         normalising,
         losses,
         finding,
