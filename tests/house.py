@@ -411,6 +411,7 @@ serve/models/generators             helper
 serve/models/cuda_graphs            helper
 serve/models/conversion             helper
 serve/models/loading                helper
+serve/models/memory_usage           helper
 serve/models/runner                 helper
 serve/models/functions              helper
 serve/models/__init__               any

@@ -330,5 +330,3 @@ def test_a_model_that_is_not_ready_says_why(strict):
     assert (status, "nobody" in json.loads(body)["error"]) == (400, True)
     status, _, body = strict.ask("GET", "/v2/models/nobody/stats")
     assert (status, "unknown model" in json.loads(body)["error"]) == (400, True)
-    shown = strict.statistics("scale")
-    assert (shown["response_stats"], shown["memory_usage"]) == ({}, [])

@@ -13,10 +13,13 @@ from shmgpu.serve.state.counters import (
     BATCH_FIELDS,
     FIELDS,
     INDEX,
+    MOST_PARTS,
     MOST_ROWS,
     OWN_FIELDS,
+    PART_FIELDS,
     Counters,
     batch_offset,
+    part_offset,
 )
 
 PLAIN = {
@@ -51,6 +54,7 @@ def model(max_batch_size=0, cache=False, sequence=None, version="1", index=0, **
         sequence=sequence,
         max_queue_size=0,
         default_timeout=0.0,
+        streams=declared.get("streams", False),
         description={**PLAIN, **declared},
     )
 
@@ -113,7 +117,7 @@ def region():
 
 @pytest.fixture
 def counters(region):
-    for numbers in (region.rows, region.by_rows, region.own):
+    for numbers in (region.rows, region.by_rows, region.by_parts, region.memory, region.own):
         numbers[:2, :2] = 0  # the models of these tests
     return region
 
@@ -168,6 +172,29 @@ def test_statistics_are_sums_over_all_processes(counters):
             }
         ]
     }
+
+
+def test_parts_and_memory_are_sums_over_all_helpers(counters):
+    for writer in (0, 1):
+        own = counters.parts_of(writer)
+        for number in range(2 * len(PART_FIELDS)):
+            own[part_offset(1, 2) + number] = 10 + number
+        counters.memory[writer, 1, [0, 1, 4]] = 5, 0, 7
+    own[part_offset(1, MOST_PARTS + 9)] = 3
+    models = {"1": model(index=1, streams=True), "2": model(index=1), "3": model(streams=True)}
+    catalog = types.SimpleNamespace(models={"m": models})
+    shown, plain, idle = documents.statistics(catalog, counters)["model_stats"]
+    nothing = {name: {"count": 0, "ns": 0} for name in PART_FIELDS}
+    assert shown["response_stats"] == {
+        "2": {
+            name: {"count": 2 * (10 + 2 * number), "ns": 2 * (11 + 2 * number)}
+            for number, name in enumerate(PART_FIELDS)
+        },
+        str(MOST_PARTS - 1): {**nothing, "compute_infer": {"count": 3, "ns": 0}},
+    }
+    assert (plain["response_stats"], idle["response_stats"]) == ({}, {})
+    used = [{"type": "CPU", "id": 0, "byte_size": 10}, {"type": "GPU", "id": 3, "byte_size": 14}]
+    assert (shown["memory_usage"], idle["memory_usage"]) == (used, [])
 
 
 def test_no_duration_is_below_nothing(counters):

@@ -140,7 +140,21 @@ def _statistics(served: ServedModel, counters: Counters) -> dict[str, Any]:
             }
             for rows, sums in counters.batch_totals(served.index).items()
         ],
-        # Parts of streams are not counted by their position, nor is a model's memory measured.
-        "response_stats": {},
-        "memory_usage": [],
+        "response_stats": {
+            str(place): {name: duration(ns, count) for name, (count, ns) in sums.items()}
+            for place, sums in counters.part_totals(served.index).items()
+        }
+        if served.streams
+        else {},
+        "memory_usage": [
+            {"type": kind, "id": number, "byte_size": nbytes}
+            for kind, number, nbytes in _memory(served, counters)
+            if nbytes
+        ],
     }
+
+
+def _memory(served: ServedModel, counters: Counters) -> list[tuple[str, int, int]]:
+    """Kind, number and bytes of what loading a model took."""
+    own, gpus = counters.memory_totals(served.index)
+    return [("CPU", 0, own), *(("GPU", number, nbytes) for number, nbytes in gpus.items())]

@@ -8,6 +8,7 @@ control table lists. Never knows HTTP or gRPC.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import time
@@ -19,7 +20,7 @@ import numpy as np
 from shmgpu.errors import ConfigError
 from shmgpu.helper.decoded import Helper
 from shmgpu.helper.process import end_copy
-from shmgpu.serve.models import conversion, cuda_graphs, loading
+from shmgpu.serve.models import conversion, cuda_graphs, loading, memory_usage
 from shmgpu.serve.models.cuda_graphs import FATES, CapturedGraphs
 from shmgpu.serve.models.declaration import Model, Tensor
 from shmgpu.serve.models.errors import Unloaded
@@ -30,7 +31,14 @@ from shmgpu.serve.models.response_parameters import ResponseContext, pack
 from shmgpu.serve.models.sequences import Sequences
 from shmgpu.serve.protocol import datatypes
 from shmgpu.serve.state.control_table import ControlTable
-from shmgpu.serve.state.counters import FIELDS, INDEX, Counters, batch_offset
+from shmgpu.serve.state.counters import (
+    FIELDS,
+    INDEX,
+    PART_FIELDS,
+    Counters,
+    batch_offset,
+    part_offset,
+)
 from shmgpu.serve.state.repository import MODELS_OF_A_SOURCE
 
 MOST_SHAPES = 64  # of inputs, remembered for each model
@@ -39,6 +47,8 @@ MOST_SHAPES = 64  # of inputs, remembered for each model
 _EXEC_COUNT, _EXEC_REQUESTS = INDEX["exec_count"], INDEX["exec_requests"]
 _INPUT_NS, _INFER_NS, _OUTPUT_NS = INDEX["input_ns"], INDEX["infer_ns"], INDEX["output_ns"]
 _FATES = {fate: INDEX[f"graph_{fate}"] for fate in FATES}
+_PART = {name: 2 * number for number, name in enumerate(PART_FIELDS)}
+_NO_MORE = object()  # parts of a stream
 _now = time.monotonic_ns
 
 
@@ -105,6 +115,9 @@ class ModelStore:
         self.file = counters.file
         self.counters = counters.of(writer)
         self.batches = counters.batches_of(writer)
+        self.parts = counters.parts_of(writer)
+        self.memory = counters.memory[writer]
+        self.memory[...] = 0  # of whoever was this helper before
         self.loaded: dict[int, LoadedModel] = {}
         self.region_maps = RegionMaps(table)
         self.generators = Generators()
@@ -126,7 +139,7 @@ class ModelStore:
         source = self.table.read()[1]["sources"].get(str(source_number))
         if source is None:
             raise Unloaded("the model was unloaded")
-        begun = _now()
+        begun, used = _now(), memory_usage.in_use(self.helper.device)
         loading.announce(f"helper {self.helper.id} loads {source['path']}")
         helper = Helper(
             self.helper.id, self.helper.device, self.helper.pool, self.helper.generation
@@ -139,12 +152,14 @@ class ModelStore:
             if self.is_copy:
                 end_copy(f"the loading of {source['path']}")
         described = [model.describe(source["version"]).as_dict() for model in models]
+        grown = self._grown(used)
         indices = loading.publish(self.table, source_number, described)
         for position, (model, index) in enumerate(zip(models, indices, strict=True)):
             number = source_number * MODELS_OF_A_SOURCE + position
             one = described[position]
             self.file.name(index, f"{one['name']} {one['version']}")
             self.loaded[number] = LoadedModel(model, helper, index, captured[position])
+            self.memory[index] = grown
         names = ", ".join(model.name for model in models)
         took = (_now() - begun) / 1e9
         loading.announce(f"helper {self.helper.id} has loaded {names} in {took:.1f} s")
@@ -170,6 +185,20 @@ class ModelStore:
                 loading.warm_up(model, helper, source["path"], own)
         return models, captured
 
+    def _grown(self, before: tuple[int, int]) -> np.ndarray[Any, Any]:
+        """By how much the memory in use has grown since: a row of `Counters.memory`."""
+        device = self.helper.device
+        own, on_gpu = (
+            max(now - then, 0)
+            for now, then in zip(memory_usage.in_use(device), before, strict=True)
+        )
+        row: np.ndarray[Any, Any] = np.zeros_like(self.memory[0])
+        row[0] = own
+        gpu = memory_usage.gpu_of(device)
+        if gpu is not None and gpu + 1 < len(row):
+            row[gpu + 1] = on_gpu
+        return row
+
     def _graphs(self, model: Model, helper: Helper) -> CapturedGraphs | None:
         if not model.cuda_graphs:
             return None
@@ -189,6 +218,8 @@ class ModelStore:
             self.sequences.forget(number)
             if loaded.graphs is not None:
                 loaded.graphs.close()
+            if all(one.index != loaded.index for one in self.loaded.values()):
+                self.memory[loaded.index] = 0
         sys.modules.pop(loading.module_name(source_number), None)
 
     def run(
@@ -313,27 +344,72 @@ class ModelStore:
     def _parts(
         self, loaded: LoadedModel, inputs: Sequence[Any], context: RequestContext
     ) -> Iterator[Any]:
-        own: Any = loaded.helper
         response = ResponseContext()
-        parts = loaded.model.body(own, *inputs)
+        parts = loaded.model.body(loaded.helper, *inputs)
         try:
-            while True:
-                begun = _now()
-                own.request, own.response = context, response  # others may have run meanwhile
-                try:
-                    part = next(parts)
-                except StopIteration:
+            for place in itertools.count():
+                part = self._part(loaded, parts, context, response, place)
+                if part is _NO_MORE:
                     return
-                finally:
-                    if self.is_copy:
-                        end_copy(f"model {loaded.model.name!r}")
-                    self.counters[loaded.base + _INFER_NS] += _now() - begun
-                outputs = conversion.in_order(loaded.model, part)
-                told = response.parameters
-                yield pack(outputs, told, f"model {loaded.model.name!r}", None) if told else outputs
-                told.clear()
+                try:
+                    yield part
+                except GeneratorExit:  # nobody wants the rest
+                    begun = _now()
+                    parts.close()
+                    self._count_part(loaded, place + 1, cancel=_now() - begun)
+                    raise
         finally:
             parts.close()
+
+    def _part(
+        self,
+        loaded: LoadedModel,
+        parts: Iterator[Any],
+        context: RequestContext,
+        response: ResponseContext,
+        place: int,
+    ) -> Any:
+        """The next part of a stream as calls carry it, or _NO_MORE; and its times, counted."""
+        own: Any = loaded.helper
+        own.request, own.response = context, response  # others may have run since the last part
+        told = response.parameters
+        told.clear()
+        begun, made = _now(), 0
+        try:
+            try:
+                part = next(parts, _NO_MORE)
+            finally:
+                if self.is_copy:
+                    end_copy(f"model {loaded.model.name!r}")
+                made = _now()
+                self.counters[loaded.base + _INFER_NS] += made - begun
+            if part is _NO_MORE:
+                self._count_part(
+                    loaded, place, compute_infer=made - begun, empty_response=made - begun
+                )
+                return part
+            outputs = conversion.in_order(loaded.model, part)
+            if told:
+                outputs = pack(outputs, told, f"model {loaded.model.name!r}", None)
+        except BaseException:
+            self._count_part(loaded, place, compute_infer=made - begun, fail=_now() - begun)
+            raise
+        ended = _now()
+        self._count_part(
+            loaded,
+            place,
+            compute_infer=made - begun,
+            compute_output=ended - made,
+            success=ended - begun,
+        )
+        return outputs
+
+    def _count_part(self, loaded: LoadedModel, place: int, **spent_ns: int) -> None:
+        """Count once, and for so long, what became of a part."""
+        base, counters = part_offset(loaded.index, place), self.parts
+        for name, ns in spent_ns.items():
+            counters[base + _PART[name]] += 1
+            counters[base + _PART[name] + 1] += ns
 
     def _loaded(self, number: int) -> LoadedModel:
         if number not in self.loaded:  # it was loaded while this helper was starting

@@ -57,6 +57,10 @@ OWN_FIELDS = (
 IS_ACCEPTING, CONNECTIONS, ACCEPTED = range(len(OWN_FIELDS))
 # What helpers count for each model and each number of rows.
 BATCH_FIELDS = ("exec_count", "input_ns", "infer_ns", "output_ns")
+# What helpers count for each place of a part in a stream: each a count and nanoseconds.
+PART_FIELDS = ("compute_infer", "compute_output", "success", "fail", "empty_response", "cancel")
+MOST_PARTS = 256  # the last place stands for all that follow, too
+MOST_GPUS = 64
 
 
 class Counters:
@@ -74,6 +78,9 @@ class Counters:
         self.own: np.ndarray[Any, Any] = self.file.own  # by worker and OWN_FIELDS
         # Pages come with the first use: a server of three models has a few of these.
         self.by_rows = _shared((writers, MOST_MODELS, MOST_ROWS, len(BATCH_FIELDS)))
+        self.by_parts = _shared((writers, MOST_MODELS, MOST_PARTS, len(PART_FIELDS), 2))
+        # Bytes that loading took in each helper: of its own memory, then of each GPU's.
+        self.memory = _shared((writers, MOST_MODELS, 1 + MOST_GPUS))
 
     def of(self, writer: int) -> memoryview:
         """A writer's row: a flat memoryview of 64-bit numbers, at model * len(FIELDS) + field."""
@@ -82,6 +89,26 @@ class Counters:
     def batches_of(self, writer: int) -> memoryview:
         """As :meth:`of`, by rows: at ``batch_offset(model, rows)`` + field of BATCH_FIELDS."""
         return memoryview(self.by_rows[writer].reshape(-1))
+
+    def parts_of(self, writer: int) -> memoryview:
+        """As :meth:`of`, by parts: at ``part_offset(model, place)`` + 2 * field of PART_FIELDS."""
+        return memoryview(self.by_parts[writer].reshape(-1))
+
+    def part_totals(self, model: int) -> dict[int, dict[str, tuple[int, int]]]:
+        """Count and nanoseconds of a streaming model's parts, by their place in the stream."""
+        sums = self.by_parts[:, model].sum(axis=0)
+        return {
+            int(place): {
+                name: (int(count), int(ns))
+                for name, (count, ns) in zip(PART_FIELDS, sums[place], strict=True)
+            }
+            for place in np.flatnonzero(sums[:, :, 0].any(axis=1))
+        }
+
+    def memory_totals(self, model: int) -> tuple[int, dict[int, int]]:
+        """Bytes that loading a model took in all helpers: of their own memory, and of each GPU."""
+        own, *gpus = map(int, self.memory[:, model].sum(axis=0))
+        return own, {number: nbytes for number, nbytes in enumerate(gpus) if nbytes}
 
     def batches(self, model: int) -> dict[int, int]:
         """A model's executions by their rows."""
@@ -121,6 +148,11 @@ class Counters:
 def batch_offset(model: int, rows: int) -> int:
     """Where the counts of a model's executions of so many rows begin."""
     return (model * MOST_ROWS + min(rows, MOST_ROWS) - 1) * len(BATCH_FIELDS)
+
+
+def part_offset(model: int, place: int) -> int:
+    """Where the counts of a streaming model's parts at that place begin."""
+    return (model * MOST_PARTS + min(place, MOST_PARTS - 1)) * len(PART_FIELDS) * 2
 
 
 def _shared(shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
