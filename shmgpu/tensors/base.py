@@ -40,6 +40,7 @@ from shmgpu.tensors.grad_mode import no_grad
 from shmgpu.tensors.hooks import RemovableHandle, registered
 from shmgpu.tensors.message import Held, LostValue, said
 from shmgpu.tensors.sharing import Shared, snapshot, view
+from shmgpu.tensors.walks import is_on_mesh
 
 _READ_ONLY = "a tensor's data is a read-only array: under no_grad(), change the tensor itself"
 
@@ -563,7 +564,17 @@ class Tensor:
         """
         backward_from([self], [gradient], retain_graph, create_graph, "this tensor")
 
+    def _own_gradient(self, share: Node) -> Node:
+        """This tensor's gradient, on its mesh if it is on one, though made of numbers alone.
+
+        The gradient of a sum is such: what it is made of says nothing of a mesh.
+        """
+        if said(self._node) is None or is_on_mesh(share):
+            return share
+        return self._where_it_is(share)
+
     def _add_grad(self, share: Node) -> None:
+        share = self._own_gradient(share)
         before = self.grad
         if before is not None and type(before._node.value) is not LostValue:
             share = elementwise.add(before._node, share)

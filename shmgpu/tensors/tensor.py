@@ -248,7 +248,9 @@ def grad(
                 f"grad: the outputs do not depend on input {index}: omit it, or pass "
                 "allow_unused=True to get None in its place"
             )
-    return tuple([Tensor(found[one._node]) if one._node in found else None for one in ins])
+    return tuple(
+        [Tensor(one._own_gradient(found[one._node])) if one._node in found else None for one in ins]
+    )
 
 
 # ---- settings, in the spelling of GT -----------------------------------------------------------

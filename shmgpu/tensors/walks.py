@@ -10,6 +10,8 @@ from collections.abc import Set
 
 from shmgpu.ops.graph import Node, native
 from shmgpu.ops.program import ProgramDraft
+from shmgpu.ops.redistribution import RECORDED
+from shmgpu.tensors.message import Spread
 
 _number = operator.attrgetter("number")
 
@@ -27,6 +29,19 @@ def needed(roots: list[Node]) -> list[Node]:
                 seen.add(one)
                 stack.append(one)
     return sorted(seen, key=_number)
+
+
+def is_on_mesh(node: Node) -> bool:
+    """Whether a value lies on a mesh, or something that it will be computed of."""
+    met, stack = {node}, [node]
+    while stack:
+        one = stack.pop()
+        if type(one.value) is Spread or (one.value is None and one.op in RECORDED):
+            return True
+        if one.value is None:
+            stack += [each for each in one.inputs if each not in met]
+            met.update(one.inputs)
+    return False
 
 
 def graph_alive(draft: ProgramDraft) -> tuple[Set[Node], Set[Node]]:

@@ -12,6 +12,7 @@ from meshes.conftest import broker_of
 
 import shmgpu as gt
 from shmgpu.distributed import (
+    CommDebugMode,
     DTensor,
     Partial,
     Replicate,
@@ -55,6 +56,39 @@ def test_it_lies_as_asked_again_and_gradients_flow_through_that(two):
     partial = x.detach().redistribute(placements=[Partial()])
     assert partial.placements == (Partial(),)
     np.testing.assert_array_equal(partial.numpy(), whole(6, 4))
+
+
+OF_NUMBERS = {
+    "a sum": (lambda w: w.sum(), 1),
+    "a mean": (lambda w: w.mean(), 1 / 24),
+    "a part": (lambda w: (w * 3).sum(1)[2], None),
+    "a sum, weighed": (lambda w: w.sum() * gt.tensor(2.0), 2),
+    "what is flat": (lambda w: w.sign().sum(), 0),
+}
+
+
+@pytest.mark.parametrize("name", OF_NUMBERS)
+@pytest.mark.parametrize("placement", [Replicate(), Shard(0), Shard(1)])
+def test_a_gradient_that_is_made_of_numbers_alone_lies_as_its_leaf(two, placement, name):
+    """It is computed by all members, and no step that uses it has to bring it from one of them."""
+    of, want = OF_NUMBERS[name]
+    if want is None:
+        want = np.where(np.arange(6)[:, None] == 2, 3, 0)
+    mesh = two.mesh(2)
+    w = distribute_tensor(whole(6, 4), mesh, [placement]).requires_grad_()
+    opt = gt.optim.SGD([w], lr=0.5, momentum=0.9)
+    before = two.held()
+    with CommDebugMode() as met:
+        of(w).backward()
+        (again,) = gt.grad(of(w), w)
+    assert w.grad.placements == again.placements == (placement,)
+    assert met.get_comm_counts() == {}  # nobody asks for the sum itself
+    opt.step()
+    assert w.placements == (placement,)
+    np.testing.assert_allclose(again.numpy(), np.broadcast_to(want, (6, 4)), rtol=1e-6)
+    np.testing.assert_allclose(w.numpy(), whole(6, 4) - 0.5 * np.asarray(want), rtol=1e-6)
+    ran = [now - then for (_, now), (_, then) in zip(two.held(), before, strict=True)]
+    assert ran[0] == ran[1] > 0
 
 
 def test_what_is_made_of_tensors_on_a_mesh_is_on_it(two):
