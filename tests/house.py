@@ -393,6 +393,7 @@ serve/state/log_settings            child
 serve/state/regions                 any
 serve/state/counters                any
 serve/state/repository              any
+serve/state/imported_modules        any
 serve/state/source_watch            child
 serve/models/region_maps            helper
 serve/models/errors                 any

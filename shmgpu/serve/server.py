@@ -91,6 +91,7 @@ def serve(options: argparse.Namespace) -> None:
                 options.sequence_idle,
                 options.models_per_file,
                 options.max_batch_size,
+                options.reload,
             )
             return opening(helper)
 

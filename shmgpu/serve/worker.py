@@ -40,6 +40,7 @@ from shmgpu.serve.scheduling.rows import FunctionRows
 from shmgpu.serve.scheduling.statuses import hide_exceptions
 from shmgpu.serve.state.control_table import ControlTable
 from shmgpu.serve.state.counters import Counters
+from shmgpu.serve.state.imported_modules import ImportedModules
 from shmgpu.serve.state.log_settings import apply_log
 from shmgpu.serve.state.regions import Regions
 from shmgpu.serve.state.source_watch import SourceWatch
@@ -90,7 +91,8 @@ class _Worker:
         self.plan = plan
         self.loop = loop
         self.port = runtime.require_port()
-        catalog = Catalog(plan.table, plan.rows)
+        modules = ImportedModules() if plan.options.reload else None
+        catalog = Catalog(plan.table, plan.rows, modules)
         regions = Regions(
             plan.table, plan.options.allow_client_shm, plan.options.max_client_regions
         )

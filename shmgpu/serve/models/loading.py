@@ -28,11 +28,12 @@ from shmgpu.serve.protocol import datatypes
 from shmgpu.serve.protocol.metadata import TensorMetadata
 from shmgpu.serve.state.control_table import ControlTable
 from shmgpu.serve.state.counters import MOST_MODELS
+from shmgpu.serve.state.imported_modules import SERVED, Stamp
 
 
 def module_name(source_number: int) -> str:
     """The name under which a source's file is imported."""
-    return f"shmgpu_served_{source_number}"
+    return f"{SERVED}{source_number}"
 
 
 def announce(text: str) -> None:
@@ -149,10 +150,23 @@ def _zeros(model: Model) -> list[tuple[Any, ...]]:
     return [tuple(sample)]
 
 
-def publish(table: ControlTable, source_number: int, described: list[dict[str, Any]]) -> list[int]:
-    """Enter a source's models into the control table, once; the counters' index of each."""
+def publish(
+    table: ControlTable,
+    source_number: int,
+    described: list[dict[str, Any]],
+    imported: dict[str, Stamp],
+) -> list[int]:
+    """Enter a source's models into the control table, once; the counters' index of each.
+
+    Args:
+        table: of the server.
+        source_number: of the source.
+        described: its models.
+        imported: files of modules that are to be watched, as they were when they were imported.
+    """
     with table.change() as state:
         source = state["sources"][str(source_number)]
+        source["imported"].update(imported)
         replaced = source.get("replaces")
         taken = {}
         if not source["models"]:

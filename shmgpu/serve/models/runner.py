@@ -39,6 +39,7 @@ from shmgpu.serve.state.counters import (
     batch_offset,
     part_offset,
 )
+from shmgpu.serve.state.imported_modules import ImportedModules
 from shmgpu.serve.state.repository import MODELS_OF_A_SOURCE
 
 MOST_SHAPES = 64  # of inputs, remembered for each model
@@ -109,6 +110,7 @@ class ModelStore:
         sequences: Sequences,
         most_models: int,
         max_batch_size: int | None,
+        modules: ImportedModules | None,
     ) -> None:
         self.helper = helper
         self.table = table
@@ -124,6 +126,7 @@ class ModelStore:
         self.sequences = sequences
         self.most_models = most_models  # of one file
         self.max_batch_size = max_batch_size  # instead of what models declare
+        self.modules = modules  # whose files are watched; None: none are
         self._driver: Any = None  # made when the first model asks for CUDA graphs
         helper.when_children_leave.append(self.generators.forget_those_who_left)
         self.is_copy = False  # a process that a model forked
@@ -139,6 +142,8 @@ class ModelStore:
         source = self.table.read()[1]["sources"].get(str(source_number))
         if source is None:
             raise Unloaded("the model was unloaded")
+        if self.modules is not None:
+            self.modules.forget_changed()
         begun, used = _now(), memory_usage.in_use(self.helper.device)
         loading.announce(f"helper {self.helper.id} loads {source['path']}")
         helper = Helper(
@@ -153,7 +158,8 @@ class ModelStore:
                 end_copy(f"the loading of {source['path']}")
         described = [model.describe(source["version"]).as_dict() for model in models]
         grown = self._grown(used)
-        indices = loading.publish(self.table, source_number, described)
+        imported = self.modules.stamps() if self.modules is not None else {}
+        indices = loading.publish(self.table, source_number, described, imported)
         for position, (model, index) in enumerate(zip(models, indices, strict=True)):
             number = source_number * MODELS_OF_A_SOURCE + position
             one = described[position]
@@ -480,6 +486,7 @@ class Opening:
         sequence_idle_s: float,
         most_models: int,
         max_batch_size: int | None,
+        is_watched: bool,
     ) -> None:
         self.table = table
         self.counters = counters
@@ -488,6 +495,7 @@ class Opening:
         self.sequence_idle_s = sequence_idle_s
         self.most_models = most_models
         self.max_batch_size = max_batch_size
+        self.is_watched = is_watched
 
     def __call__(self, helper: Helper) -> ModelStore:
         """Run once in each helper."""
@@ -499,6 +507,7 @@ class Opening:
             Sequences(self.most_sequences, self.sequence_idle_s),
             self.most_models,
             self.max_batch_size,
+            ImportedModules() if self.is_watched else None,
         )
         for number, source in self.table.read()[1]["sources"].items():
             if source["pool"] != helper.pool or source["state"] == "UNAVAILABLE":

@@ -16,6 +16,7 @@ from shmgpu.serve.protocol.types import ProtocolError, cut_name
 from shmgpu.serve.scheduling.rows import FunctionRows, ServerFunction
 from shmgpu.serve.state.control_table import ControlTable
 from shmgpu.serve.state.counters import FIELDS, INDEX
+from shmgpu.serve.state.imported_modules import ImportedModules
 from shmgpu.serve.state.repository import MODELS_OF_A_SOURCE
 
 
@@ -124,8 +125,11 @@ class Catalog:
         when_changed: functions that are called when the table was seen to have changed.
     """
 
-    def __init__(self, table: ControlTable, rows: FunctionRows) -> None:
+    def __init__(
+        self, table: ControlTable, rows: FunctionRows, modules: ImportedModules | None = None
+    ) -> None:
         self.table = table
+        self._modules = modules  # that functions of models use here, and whose files are watched
         self.when_changed: list[Callable[[], None]] = []
         self.rows = rows
         self.version = -1
@@ -139,6 +143,8 @@ class Catalog:
         if self.version == self.table.version:
             return
         self.version, self.state = self.table.read()
+        if self._modules is not None:
+            self._modules.forget_changed()
         known: dict[int, ServedModel] = {}
         self.models = {}
         for source_number, source in self.state["sources"].items():
@@ -153,6 +159,8 @@ class Catalog:
                     served = ServedModel(description, number, index, source, self.rows)
                 known[number] = served
                 self.models.setdefault(served.name, {})[served.version] = served
+        if self._modules is not None:
+            self._modules.stamps()
         self._known = known
         self._found = {}
         for told in self.when_changed:

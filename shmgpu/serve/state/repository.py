@@ -43,7 +43,8 @@ def entry_of(source: ModelSource, **more: Any) -> dict[str, Any]:
     """A source's entry in the control table.
 
     Its ``state`` is LOADING, READY, UNLOADING or UNAVAILABLE, for which ``reason`` is given;
-    ``models`` are the descriptions of what it declares, once a helper has loaded it. Entries of
+    ``models`` are the descriptions of what it declares, once a helper has loaded it, and
+    ``imported`` the files of modules that it uses, where these are watched. Entries of
     the same models take turns in ``parity``, so that what is still pending with the older one
     can be told from what is with the newer.
     """
@@ -52,6 +53,7 @@ def entry_of(source: ModelSource, **more: Any) -> dict[str, Any]:
         "state": "LOADING",
         "reason": "",
         "models": [],
+        "imported": {},
         "parity": 0,
         "is_rolled": False,
         **more,

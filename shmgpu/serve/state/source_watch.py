@@ -1,7 +1,8 @@
 """Files of models that change while a server runs, for those who write them: ``--reload``.
 
-Owns which files are looked at: those of the sources, and Python files and configurations beside
-them. Never loads anything: a change asks for a reload of all models, as SIGHUP does.
+Owns which files are looked at: those of the sources, Python files and configurations beside them,
+and those of modules that helpers have imported for them. Never loads anything: a change asks for a
+reload of all models, as SIGHUP does.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from typing import Any
 
 from shmgpu.common.logs import logger
 from shmgpu.serve.state.control_table import ControlTable
+from shmgpu.serve.state.imported_modules import Stamp, stamp_of
 
 BESIDE = (".py", ".json", ".toml")
 
-Seen = dict[str, tuple[int, int]]  # time of the last change and size, by path
+Seen = dict[str, Stamp]  # by path
 
 
 class SourceWatch:
@@ -23,12 +25,16 @@ class SourceWatch:
 
     def __init__(self, table: ControlTable) -> None:
         self._table = table
-        self._seen = self._loaded = _seen(table.read()[1])
+        state = table.read()[1]
+        self._seen = _seen(state)
+        self._loaded = {**self._seen, **_imported(state)}
 
     def look(self) -> None:
         """Ask for a reload if files have changed, and are what they were at the last look."""
-        found = _seen(self._table.read()[1])
-        before = self._loaded
+        state = self._table.read()[1]
+        found = _seen(state)
+        # A module that is imported for the first time was like this then.
+        before = self._loaded = {**_imported(state), **self._loaded}
         if found not in (before, {}) and found == self._seen:
             changed = [name for name in {*found, *before} if found.get(name) != before.get(name)]
             logger.info("%s changed: all models are reloaded", ", ".join(sorted(changed)))
@@ -40,14 +46,21 @@ class SourceWatch:
 def _seen(state: dict[str, Any]) -> Seen:
     """What there is."""
     found: Seen = {}
-    for path in {source["path"] for source in state["sources"].values()}:
-        for name in _files(path):
-            try:
-                status = os.stat(name)
-            except OSError:  # it is gone, or being replaced
-                continue
-            found[name] = (status.st_mtime_ns, status.st_size)
+    paths = {source["path"] for source in state["sources"].values()}
+    for name in {*_imported(state), *(name for path in paths for name in _files(path))}:
+        stamp = stamp_of(name)
+        if stamp is not None:
+            found[name] = stamp
     return found
+
+
+def _imported(state: dict[str, Any]) -> Seen:
+    """Files of modules, as they were when helpers imported them."""
+    return {
+        name: tuple(stamp)
+        for source in state["sources"].values()
+        for name, stamp in source["imported"].items()
+    }
 
 
 def _files(path: str) -> Iterator[str]:
