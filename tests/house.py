@@ -350,6 +350,7 @@ parallel/tensors                    child
 parallel/constraints                child
 parallel/watching                   child
 parallel/modules                    child
+parallel/mixed_precision            child
 parallel/fully_sharded              child
 parallel/signals                    child
 parallel/signal_files               child

@@ -23,6 +23,7 @@ _NAMES = {
         "parallel.modules": "ColwiseParallel ParallelStyle PrepareModuleInput PrepareModuleOutput "
         "RowwiseParallel SequenceParallel loss_parallel parallelize_module",
         "parallel.fully_sharded": "fully_shard",
+        "parallel.mixed_precision": "MixedPrecisionPolicy",
     }.items()
     for name in names.split()
 }

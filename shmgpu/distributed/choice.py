@@ -34,7 +34,7 @@ from shmgpu.ops.casting import ALIAS
 from shmgpu.ops.graph import Op, Params, Spec
 from shmgpu.ops.program import Program, Step
 from shmgpu.ops.recomputing import CHECKPOINT
-from shmgpu.ops.redistribution import FROM_LOCAL, REDISTRIBUTE, TO_LOCAL
+from shmgpu.ops.redistribution import FROM_LOCAL, REDISTRIBUTE, TO_LOCAL, axes_of
 
 # Starting a collective takes as long as moving this many bytes, which is most of the cost for small
 # tensors.
@@ -226,11 +226,8 @@ class _Axis:
             layout: Layout = step.params[0]
             code = layout.codes[self.axis]
             options, work, is_remade = [said(code)], 0.0, False
-            if (
-                len(step.params) == 3
-                and step.op is REDISTRIBUTE
-                and self.axis not in step.params[2]
-            ):
+            axes = axes_of(step.params) if step.op is REDISTRIBUTE else None
+            if axes is not None and self.axis not in axes:
                 options = [said(one) for one in _any_code(len(step.spec.shape))]
         else:
             ways = ways_of(step, tuple([self.specs[one] for one in step.inputs]))

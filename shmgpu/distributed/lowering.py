@@ -33,7 +33,7 @@ from shmgpu.distributed.rules import RULES
 from shmgpu.distributed.rules.base import OUT, Option, Rule, Scheme, Situation, shape_of
 from shmgpu.ops.graph import Op, Params, Spec
 from shmgpu.ops.program import Program, Step
-from shmgpu.ops.redistribution import FROM_LOCAL, REDISTRIBUTE, TO_LOCAL
+from shmgpu.ops.redistribution import FROM_LOCAL, REDISTRIBUTE, TO_LOCAL, axes_of, unit_of
 
 
 class _Lowering:
@@ -58,9 +58,9 @@ class _Lowering:
         self.local = Layout(mesh, [Local()] * mesh.ndim)
         # Values that exist only while they are used: the unit of each, and where it is now.
         self.lent = {
-            slot: step.params[1]
+            slot: unit
             for slot, step in enumerate(program.steps, self.first)
-            if step.op is REDISTRIBUTE and len(step.params) == 2
+            if step.op is REDISTRIBUTE and (unit := unit_of(step.params)) is not None
         }
         self.had: dict[int, dict[Layout, int]] = {slot: {} for slot in self.lent}
         self.remade = [max(costs) for costs in zip(*[c.remade for c in self.choices], strict=True)]
@@ -94,23 +94,24 @@ class _Lowering:
 
     def _redistribute(self, slot: int, step: Step) -> dict[Layout, int]:
         layout: Layout = step.params[0]
-        if len(step.params) == 3:
-            layout = self._as_it_comes(slot, step)
+        axes = axes_of(step.params)
+        if axes is not None:
+            layout = self._as_it_comes(slot, step, axes)
         self.placed.append(((self.lies(step.inputs[0]),), layout))
         if slot in self.lent:
             return self.had[slot]  # moved when it is used
         return {layout: self.version(step.inputs[0], layout)}
 
-    def _as_it_comes(self, slot: int, step: Step) -> Layout:
+    def _as_it_comes(self, slot: int, step: Step, axes: tuple[int, ...]) -> Layout:
         """How it shall lie where that is said of some axes of the mesh alone."""
         codes = [choice.options[slot].output for choice in self.choices]
-        free = [axis for axis in range(self.mesh.ndim) if axis not in step.params[2]]
+        free = [axis for axis in range(self.mesh.ndim) if axis not in axes]
         cuts = []
         for have in self.versions[self.root[step.inputs[0]]]:
             if all(have.codes[axis] == codes[axis] for axis in free):
                 for dim, bounds in have.cuts:
-                    axes = tuple([axis for axis, code in enumerate(codes) if code == 1 + dim])
-                    if have.axes_of(dim) == axes:
+                    its = tuple([axis for axis, code in enumerate(codes) if code == 1 + dim])
+                    if have.axes_of(dim) == its:
                         cuts.append((dim, bounds))
                 break
         return Layout(self.mesh, map(of_code, codes), cuts)

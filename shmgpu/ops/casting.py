@@ -47,6 +47,15 @@ def cast(x: Node, dtype: DType) -> Node:
     return made
 
 
+# As it is done to each part of a sum, before the parts are added: the sum is then of rounded ones.
+CAST_PARTS = Op("cast_parts", _rule, numpy=_numpy, torch=_torch, gradients=(_gradient,))
+
+
+def cast_parts(x: Node, dtype: DType) -> Node:
+    """As :func:`cast`; where members share a sum, each casts its part before they are added."""
+    return x if x.spec.dtype is dtype else apply(CAST_PARTS, (x,), (dtype,))
+
+
 def refuse_strange(dtype: DType) -> None:
     """TypeError for an element type that tensors do not have."""
     if dtype.name not in NAMES:

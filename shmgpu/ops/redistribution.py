@@ -9,23 +9,38 @@ from __future__ import annotations
 
 from typing import Any
 
+from shmgpu.codec.dtypes import DType
+from shmgpu.ops.casting import cast, cast_parts
 from shmgpu.ops.graph import Node, Op, Params, Spec, apply, spec_of
 
 Specs = tuple[Spec, ...]
 Shape = tuple[int, ...]
 
+
+def _passed(g: Node, n: Node) -> Node:
+    if len(n.params) < 4:
+        return g
+    lower, layout, dtype = n.params[3]
+    return cast(redistribute(cast_parts(g, lower), layout), dtype)
+
+
+# Params: the layout; then, where they are said, the unit, axes of the mesh, and the way back.
 REDISTRIBUTE = Op(
     "redistribute",
     lambda specs, params: specs[0],
     numpy=lambda *_: lambda x: x,
     torch=lambda *_: lambda x: x,
-    gradients=(lambda g, n: g,),
+    gradients=(_passed,),
     is_view=True,
 )
 
 
 def redistribute(
-    x: Node, layout: Any, unit: int | None = None, axes: tuple[int, ...] | None = None
+    x: Node,
+    layout: Any,
+    unit: int | None = None,
+    axes: tuple[int, ...] | None = None,
+    back: tuple[DType, Any, DType] | None = None,
 ) -> Node:
     """The same value, lying as ``layout`` says; gradients pass as they lie.
 
@@ -33,10 +48,25 @@ def redistribute(
 
     ``unit``: of what is had only while it is used: those of one unit are moved together, and moved
     again where they are used after others were (a layer's weights, gathered for each pass).
+
+    ``back``: of gradients: the type in which members' parts are added, how the sum lies, and its
+    type in the end.
     """
+    if back is not None:
+        return apply(REDISTRIBUTE, (x,), (layout, unit, axes, back))
     if axes is not None:
         return apply(REDISTRIBUTE, (x,), (layout, None, axes))
     return apply(REDISTRIBUTE, (x,), (layout,) if unit is None else (layout, unit))
+
+
+def unit_of(params: Params) -> int | None:
+    """Of what a redistribution is a part, from its params; None where it is of none."""
+    return params[1] if len(params) > 1 else None
+
+
+def axes_of(params: Params) -> tuple[int, ...] | None:
+    """The axes of the mesh that a redistribution speaks of; None for all of them."""
+    return params[2] if len(params) > 2 else None
 
 
 def _local_spec(specs: Specs, params: Params) -> Spec:

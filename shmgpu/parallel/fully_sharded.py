@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 from shmgpu.distributed.layout import Layout
 from shmgpu.distributed.placements import Placement, Replicate, Shard
 from shmgpu.nn.module import Module
 from shmgpu.parallel.device_mesh import DeviceMesh
-from shmgpu.parallel.tensors import put, redistributed
+from shmgpu.parallel.mixed_precision import MixedPrecisionPolicy
+from shmgpu.parallel.tensors import put
 from shmgpu.tensors.message import said
 from shmgpu.tensors.tensor import Tensor
 
@@ -24,7 +24,13 @@ _UNITS = itertools.count(1)
 _MARK = "_fully_sharded"
 
 
-def fully_shard(module: Module, *, mesh: DeviceMesh, reshard_after_forward: bool = True) -> Module:
+def fully_shard(
+    module: Module,
+    *,
+    mesh: DeviceMesh,
+    reshard_after_forward: bool = True,
+    mp_policy: MixedPrecisionPolicy | None = None,
+) -> Module:
     """Cut a module's parameters over a mesh, in place; they are gathered while it is at work.
 
     Call it for the layers first, and for the model at last: each call takes the parameters that no
@@ -36,6 +42,7 @@ def fully_shard(module: Module, *, mesh: DeviceMesh, reshard_after_forward: bool
         mesh: of one axis, or such a part of one; parameters that lie on another axis of it stay so.
         reshard_after_forward: gather once more for the backward pass, instead of keeping what was
             gathered.
+        mp_policy: in which types the module computes, and gradients are added.
 
     Returns:
         The module.
@@ -50,20 +57,30 @@ def fully_shard(module: Module, *, mesh: DeviceMesh, reshard_after_forward: bool
     if _MARK in module.__dict__:
         raise ValueError("fully_shard: the module was cut before: call it once for each")
     homes: list[tuple[Module, str]] = []
-    wholes: dict[Tensor, Layout] = {}
+    lies: dict[Tensor, tuple[Layout, Layout]] = {}
     for owner in _own(module):
         for name, parameter in owner._parameters.items():
             if parameter is None:
                 continue
             homes.append((owner, name))
-            if parameter not in wholes:
-                wholes[parameter] = _cut(parameter, mesh)
+            if parameter not in lies:
+                lies[parameter] = _cut(parameter, mesh)
+    policy = mp_policy or MixedPrecisionPolicy()
     unit = next(_UNITS) if reshard_after_forward else None
     forward = module.forward
 
     @functools.wraps(forward)
     def gathered(*args: Any, **kwargs: Any) -> Any:
-        return _with_whole(homes, wholes, unit, lambda: forward(*args, **kwargs))
+        own = [owner._parameters[name] for owner, name in homes]
+        made = policy.gathered(lies, unit)
+        args, kwargs = policy.inputs(args, kwargs)
+        try:
+            for (owner, name), one in zip(homes, own, strict=True):
+                owner._parameters[name] = made[one]
+            return policy.outputs(forward(*args, **kwargs))
+        finally:
+            for (owner, name), one in zip(homes, own, strict=True):
+                owner._parameters[name] = one
 
     object.__setattr__(module, _MARK, True)
     object.__setattr__(module, "forward", gathered)
@@ -79,8 +96,8 @@ def _own(module: Module) -> list[Module]:
     return found
 
 
-def _cut(parameter: Tensor, mesh: DeviceMesh) -> Layout:
-    """Cut it along its first axis that is not cut yet; how it lies while it is whole."""
+def _cut(parameter: Tensor, mesh: DeviceMesh) -> tuple[Layout, Layout]:
+    """Cut it along its first axis that is not cut yet; how it lies while it is whole, and now."""
     before = said(parameter._node)
     on_mesh = before if before is not None and before.mesh is mesh.whole else None
     taken = on_mesh.sharded if on_mesh is not None else ()
@@ -88,22 +105,4 @@ def _cut(parameter: Tensor, mesh: DeviceMesh) -> Layout:
     placement: Placement = Shard(dims[0]) if dims else Replicate()
     whole = mesh.layout([Replicate()], parameter.ndim, on_mesh)
     put(parameter, mesh, [placement])
-    return whole
-
-
-def _with_whole(
-    homes: list[tuple[Module, str]],
-    wholes: dict[Tensor, Layout],
-    unit: int | None,
-    work: Callable[[], Any],
-) -> Any:
-    """Call it while the modules have whole parameters in the place of theirs."""
-    own = [owner._parameters[name] for owner, name in homes]
-    made = {one: redistributed(one, wholes[one], unit) for one in wholes}
-    try:
-        for (owner, name), one in zip(homes, own, strict=True):
-            owner._parameters[name] = made[one]
-        return work()
-    finally:
-        for (owner, name), one in zip(homes, own, strict=True):
-            owner._parameters[name] = one
+    return whole, said(parameter._node)

@@ -17,8 +17,11 @@ import torch.nn.functional as F
 
 import shmgpu
 from shmgpu import optim
+from shmgpu.ops.casting import CAST_PARTS
+from shmgpu.ops.graph import apply
 from shmgpu.tensors import current
 from shmgpu.tensors.recomputing import checkpoint
+from shmgpu.tensors.tensor import Tensor
 
 _RNG = np.random.default_rng(11)
 
@@ -125,6 +128,11 @@ def _assigned(f: Any, x: Any, y: Any) -> Any:
 def regular(f: Any, x: Any) -> Any:
     """Square matrices, of up to 5 rows, that have an inverse whatever the elements are."""
     return f.tanh(x) + 5 * f.eye(x.shape[-1], dtype=x.dtype)
+
+
+def _in_parts(f: Any, x: Any) -> Any:
+    """Within its type, so that it is differentiable."""
+    return Tensor(apply(CAST_PARTS, (x._node,), (x.dtype,))) if f is OURS else x * 1
 
 
 _MATRICES = np.sin(np.arange(18.0)).reshape(2, 3, 3)
@@ -276,6 +284,7 @@ SAMPLES: dict[str, Sample] = {
         (spread(2, 5), spread(2, 3)),
         grads=False,
     ),
+    "cast_parts": Sample(_in_parts, (spread(2, 3),)),
     # solving
     "inv": Sample(lambda f, x: f.linalg.inv(regular(f, x)), (_MATRICES,)),
     "det": Sample(lambda f, x: f.linalg.det(regular(f, x)), (_MATRICES,)),

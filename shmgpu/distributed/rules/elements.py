@@ -23,6 +23,7 @@ _BOTH = Rule(aligned, linear=((0, 1),))  # in both at once
 
 LINEAR: dict[Op, Rule] = {
     casting.CAST: Rule(aligned, linear=((0,),), if_linear=_widens),
+    casting.CAST_PARTS: _FIRST,
     elementwise.ADD: _BOTH,
     elementwise.SUB: _BOTH,
     elementwise.ADD_SCALED: _BOTH,
