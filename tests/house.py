@@ -443,6 +443,7 @@ serve/frontend/routes               child
 serve/frontend/openapi              child
 serve/frontend/pages                child
 serve/frontend/grpc_admission       child
+serve/frontend/grpc_access_log      child
 serve/frontend/grpc_server          child
 serve/worker                        child
 serve/overview                      parent

@@ -215,7 +215,9 @@ class _Worker:
             return None
         from shmgpu.serve.frontend import grpc_server as rpc
 
-        server = rpc.GrpcServer(self.front, self.plan.grpc_address, self.plan.options.max_body)
+        server = rpc.GrpcServer(
+            self.front, self.plan.grpc_address, self.plan.options.max_body, self.access
+        )
         await server.start()
         return server
 

@@ -1,4 +1,4 @@
-"""The access log: a line for each request, in the Common Log Format.
+"""The access log: a line for each request, in the Common Log Format, and how long it took.
 
 Owns the file. Lines are collected and written a few times a second, each time to the file that has
 the name at that moment, so the log can be rotated by renaming it. All workers append to one file;
@@ -29,14 +29,28 @@ class AccessLog:
         self._date = ""
 
     def __call__(self, peer: str, request: Request, status: int, length: int) -> None:
-        """Keep the line of an answer."""
+        """Keep the line of an answer over HTTP."""
+        asked = b"%s %s HTTP/1.%d" % (request.method, request.target, not request.is_old)
+        text = asked.decode("latin-1") if request.method else "-"
+        seconds = time.monotonic() - request.whole_at if request.whole_at else 0.0
+        self.line(peer, text, status, length, seconds)
+
+    def line(self, peer: str, asked: str, status: int, length: int, seconds: float) -> None:
+        """Keep a line.
+
+        Args:
+            peer: the client's address; "-": it has none.
+            asked: the request's line.
+            status: of HTTP.
+            length: bytes of the answer.
+            seconds: from the request's last byte to the answer's.
+        """
         now = int(time.time())
         if now != self._second:
             self._second = now
             self._date = time.strftime("%d/%b/%Y:%H:%M:%S +0000", time.gmtime(now))
-        asked = b"%s %s HTTP/1.%d" % (request.method, request.target, not request.is_old)
-        text = asked.decode("latin-1").translate(_ESCAPES) if request.method else "-"
-        self._lines.append(f'{peer} - - [{self._date}] "{text}" {status} {length}\n')
+        text = asked.translate(_ESCAPES)
+        self._lines.append(f'{peer} - - [{self._date}] "{text}" {status} {length} {seconds:.6f}\n')
         if len(self._lines) >= MOST_LINES:
             self.write()
 

@@ -41,7 +41,8 @@ _URL = re.compile(rb"https?://[^/?#]+(.*)", re.IGNORECASE)
 
 Refusal = tuple[int, str, bytes]  # status, sentence, headers
 
-REASONS = {status.value: status.phrase for status in HTTPStatus} | {499: "Client Closed Request"}
+LEFT = 499  # what is logged of a request whose client did not wait for the answer
+REASONS = {status.value: status.phrase for status in HTTPStatus} | {LEFT: "Client Closed Request"}
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,9 @@ class Request:
         body: its bytes, a view of the arena where they were received into it.
         header_length: the value of ``Inference-Header-Content-Length``; None without one.
         on_disconnect: called when the client leaves before it was answered.
+        whole_at: the monotonic clock when its last byte had come, where a log wants that.
+        status: of an answer in parts that has begun; otherwise 0.
+        sent: bytes of its parts.
     """
 
     __slots__ = (
@@ -95,7 +99,10 @@ class Request:
         "method",
         "on_disconnect",
         "refusal",
+        "sent",
+        "status",
         "target",
+        "whole_at",
     )
 
     def __init__(self, connection: Any) -> None:
@@ -111,6 +118,8 @@ class Request:
         self.is_answered = False
         self.refusal: Refusal | None = None  # the request is incomplete: the answer that says so
         self.on_disconnect: Callable[[], None] | None = None
+        self.whole_at = 0.0
+        self.status = self.sent = 0
 
     @property
     def header_length(self) -> int | None:
@@ -239,6 +248,8 @@ class Connection(asyncio.BufferedProtocol):
         self.seen.discard(self)
         self.is_closing = True
         for request in self.waiting:
+            if self.log is not None and (request.status or not request.is_answered):
+                self.log(self.peer, request, request.status or LEFT, request.sent)
             request.is_answered = True
             if request.on_disconnect is not None:
                 request.on_disconnect()
@@ -395,6 +406,8 @@ class Connection(asyncio.BufferedProtocol):
         if request.coming is not None:
             request.body = request.coming.close()
             request.coming = None
+        if self.log is not None:
+            request.whole_at = monotonic()
         self.waiting.append(request)
         if len(self.waiting) == 1:
             self.answer(request)
@@ -495,8 +508,7 @@ class Connection(asyncio.BufferedProtocol):
         self._may_be_last(request)
         if request.is_old:  # whose answers in parts end with the connection
             request.keep_alive = False
-        if self.log is not None:
-            self.log(self.peer, request, status, 0)  # before anybody knows how many there will be
+        request.status = status
         framing = b"" if request.is_old else b"Transfer-Encoding: chunked\r\n"
         self.transport.write(_head(status, content_type, framing + headers, request.keep_alive))
 
@@ -504,6 +516,7 @@ class Connection(asyncio.BufferedProtocol):
         """A part of the answer, as a chunk."""
         if request not in self.waiting:  # the client has left
             return
+        request.sent += len(data)
         # Whoever knows no chunks reads until the connection ends.
         self.transport.write(data if request.is_old else b"%x\r\n%s\r\n" % (len(data), data))
         if self.when_taken is None:
@@ -517,6 +530,8 @@ class Connection(asyncio.BufferedProtocol):
             if not request.is_old:
                 self.transport.write(b"0\r\n\r\n")
             request.on_disconnect = None
+            if self.log is not None:
+                self.log(self.peer, request, request.status, request.sent)
             self._answered(request)
 
     def _may_be_last(self, request: Request) -> None:

@@ -25,7 +25,9 @@ from google.protobuf.message import DecodeError
 
 from shmgpu.common.logs import logger
 from shmgpu.serve.frontend import documents
+from shmgpu.serve.frontend.access_log import AccessLog
 from shmgpu.serve.frontend.aside import LONG_BYTES
+from shmgpu.serve.frontend.grpc_access_log import LoggedCalls
 from shmgpu.serve.frontend.grpc_admission import Admission, ComingMessage, MessageMemory
 from shmgpu.serve.frontend.routes import NO_PARAMETERS, NO_TOKEN, Front, bears, check_control
 from shmgpu.serve.protocol import grpc_codec
@@ -550,9 +552,12 @@ class GrpcServer:
         front: what the calls are answered with.
         address: to listen at, ``host:port``; every worker the same.
         body_bytes: of one message, at most.
+        log: of requests; None: there is none.
     """
 
-    def __init__(self, front: Front, address: str, body_bytes: int) -> None:
+    def __init__(
+        self, front: Front, address: str, body_bytes: int, log: AccessLog | None = None
+    ) -> None:
         options = front.options
         self.server = grpc.aio.server(
             options=[
@@ -567,7 +572,10 @@ class GrpcServer:
         )
         self.options = options
         memory = MessageMemory(options.arena, options.receive_timeout)
-        self.server.add_generic_rpc_handlers((handlers(front, memory),))
+        calls: grpc.GenericRpcHandler = handlers(front, memory)
+        if log is not None:
+            calls = LoggedCalls(calls, log, {code.value[0]: one for one, code in CODES.items()})
+        self.server.add_generic_rpc_handlers((calls,))
         self.address = address
 
     async def start(self) -> None:
