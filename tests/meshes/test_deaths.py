@@ -3,74 +3,21 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import signal
-import time
 
 import numpy as np
 import pytest
 from attach.brokers import until
+from meshes.dying import Deaths, count
 from meshes.networks import TARGETS, WEIGHTS, X, on, train
 
 import shmgpu as gt
 from shmgpu.distributed import Partial, Replicate, Shard, distribute_tensor, init_device_mesh
-from shmgpu.engine import session
 from shmgpu.errors import remote_name
-from shmgpu.ops import gang
 from shmgpu.ops.program_message import UnknownTensor
 from shmgpu.tensors import current
 
 MOMENTS = ("before", "in the middle", "at the commit", "after the commit", "after")
-
-
-class Deaths:
-    """One helper dies by SIGKILL at a moment of its next program, where that is armed."""
-
-    def __init__(self, folder: pathlib.Path) -> None:
-        self.folder = folder
-
-    def arm(self, moment, helper):
-        (self.folder / f"{moment} {helper}").touch()
-
-    def _die(self, moment, helper):
-        armed = self.folder / f"{moment} {helper.id}"
-        if armed.exists():
-            if not (self.folder / "again and again").exists():
-                armed.unlink()
-            if (self.folder / "late").exists():
-                time.sleep(0.2)  # until the next is sent behind it
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def session(self, helper):
-        """In each helper, and so in each replacement."""
-        execute, commit, current = session.Engine.execute, gang.commit, gang.current
-        late = self.folder / "late"
-        is_late = late.exists()  # it replaces one
-
-        def dying(*args):
-            if is_late:
-                time.sleep(0.2)
-            self._die("before", helper)
-            try:
-                found = execute(*args)
-            except Exception:
-                if late.exists():
-                    time.sleep(0.2)  # until what was sent behind it is aborted as well
-                raise
-            self._die("after", helper)
-            return found
-
-        def meeting():
-            self._die("in the middle", helper)
-            return current()
-
-        def committing():
-            self._die("at the commit", helper)
-            commit()
-            self._die("after the commit", helper)
-
-        session.Engine.execute = dying
-        gang.commit, gang.current = committing, meeting
 
 
 @pytest.fixture
@@ -80,10 +27,6 @@ def deaths(tmp_path):
     settings = {"devices": "cpu", "threads": 1, "arena": "32MiB"}
     with gt.init(helpers=2, session=armed.session, **settings):
         yield armed
-
-
-def count():
-    return sum(row["deaths"] for row in gt.stats()["helpers"])
 
 
 def trained(deaths, moments):
