@@ -262,9 +262,14 @@ class Arguments:
                 self._port,
             )
             target.plans.add(full, plan)
-        # An array that a function writes to is checked at each call, so such calls never take the
-        # fast path.
-        if key is not None and key not in target.plans and not target.mutates:
+        # An array that a function writes to is checked at each call, and one of another byte order
+        # is turned around, so such calls never take the fast path.
+        if (
+            key is not None
+            and key not in target.plans
+            and not target.mutates
+            and all(source.memory.dtype.isnative for source in sources)
+        ):
             target.plans.add(key, plan)
         call = self._take(plan)
         try:

@@ -131,7 +131,7 @@ class Port(Replies):
                 and not kwargs
                 and type(args[0]) is _ndarray
                 and not plan.fixed
-                and target.prepared_calls.keep((args[0].dtype, args[0].shape), call, self.arena)
+                and self._prepare_next(target, (args[0].dtype, args[0].shape), call)
             )
             call.deadline_ns = 0
             if options is not None:
@@ -142,6 +142,12 @@ class Port(Replies):
                 self.pump()
             return result
         return self._finish(call, status)
+
+    def _prepare_next(self, target: CallTarget, key: Any, call: Call) -> bool:
+        """Make a call ready to repeat, where its arguments may pass as they lie."""
+        return target.plans.get(key) is call.plan and target.prepared_calls.keep(
+            key, call, self.arena
+        )
 
     def send(self, call: RawCall | GangCall, target: CallTarget, keep: Any) -> Any:
         """Send a raw call and wait: the output buffer, with its result; raises what went wrong.

@@ -189,3 +189,19 @@ def test_threads_repeat_side_by_side(broker):
     for thread in threads:
         thread.join()
     assert errors == []
+
+
+@shmgpu.function(arrays="numpy")
+def add(helper, x, y):
+    return x + y
+
+
+@pytest.mark.parametrize("order", [">", "<"])
+def test_the_byte_order_of_what_lies_in_the_arena_is_seen_at_each_call(broker, order):
+    made = shmgpu.arena.zeros(4)
+    turned = made.view(f"{order}f4")
+    turned[...] = 0.5
+    for _ in range(5):
+        assert act(turned).tolist() == [1.5] * 4
+        assert add(turned, made.view("=f4") * 0).tolist() == [0.5] * 4
+        assert add(turned, turned).tolist() == [1] * 4
