@@ -120,6 +120,8 @@ codec/layout                        any
 function_table                      any
 
 child/memory                        child
+child/promise                       child
+child/rooms                         child
 child/plans                         child
 child/prepared                      child
 child/transport                     child

@@ -16,7 +16,7 @@ import numpy as np
 from shmgpu import core
 from shmgpu.child.memory import Arena
 from shmgpu.child.plans import Call, CallPlan, PlanTable
-from shmgpu.child.prepared import MAX_KEYS, PreparedCall, PreparedCalls
+from shmgpu.child.prepared import MAX_KEYS, PreparedCalls
 from shmgpu.child.raw_calls import RawCall, RawCallPlan
 from shmgpu.codec import arrays, dtypes, layout
 from shmgpu.codec.arrays import ArraySource, ArraySpec
@@ -29,6 +29,9 @@ _address_of = core.address_of
 
 KEPT_SHARE = 16  # of the arena, what idle calls may keep: one part in so many,
 MAX_KEPT = 32 << 20  # and at most so many bytes: to copy more takes longer than to allocate
+
+MAX_QUICK_DEPTH = 4  # containers in containers among arguments whose signature is looked up,
+MAX_QUICK_ITEMS = 32  # and things in each
 
 CHEAP_TYPES = PLAIN_TYPES - {slice, range, bytearray}
 
@@ -69,6 +72,58 @@ class CallOptions:
         self.priority = priority
         self.placement = placement
         self.out = out
+
+
+def _take_apart(
+    item: Any, parts: list[Any], given: list[Any], values: list[Any], depth: int = MAX_QUICK_DEPTH
+) -> bool:
+    """Add what a call has among its arguments; False: it is sent the general way.
+
+    Args:
+        item: one of them.
+        parts: of the key: what calls of one signature have in common.
+        given: arrays, in the order in which a block names them.
+        values: plain values likewise.
+        depth: how many containers it may still be in.
+    """
+    kind = type(item)
+    if kind is _ndarray:
+        parts += (item.dtype, item.shape)
+        given.append(item)
+        return True
+    if kind in CHEAP_TYPES:
+        parts.append(kind)
+        values.append(item)
+        return True
+    if kind is tuple or kind is list or kind is dict:
+        if not depth or len(item) > MAX_QUICK_ITEMS:
+            return False
+        parts += (kind, len(item))
+        if kind is dict:
+            parts += item
+            if not all(type(name) is str for name in item):
+                return False
+            item = item.values()
+        for one in item:
+            if not _take_apart(one, parts, given, values, depth - 1):
+                return False
+        return True
+    if kind.__name__ == "Tensor" and arrays.is_plain_tensor(item):
+        parts += (item.dtype, item.shape)
+        given.append(item)
+        return True
+    return False
+
+
+def _drop(turns: deque[Any], size_bytes: int) -> int:
+    """Drop so many bytes of what is ready for use, if it has them: how many were dropped."""
+    dropped = 0
+    while turns and dropped < size_bytes:
+        try:
+            dropped += turns.pop().kept_bytes
+        except IndexError:  # another thread took the last one
+            break
+    return dropped
 
 
 def _is_declaration(leaf: Any) -> bool:
@@ -127,64 +182,81 @@ class Arguments:
         """A call with everything in place but its output buffer."""
         if target.plans_port is not self:
             self._adopt(target)
-        if kwargs or (options is not None and options.out is not None):
+        if options is not None and options.out is not None:
             return self._prepare_any(target, args, kwargs, options)
         key: Any
-        values: list[Any] | None = None
-        if len(args) == 1 and type(args[0]) is _ndarray:
+        given: list[Any] = []
+        values: list[Any] = []
+        if len(args) == 1 and type(args[0]) is _ndarray and not kwargs:
             array = args[0]
             key = (array.dtype, array.shape)
-            plan = target.plans.get(key)
-            if plan is None:
-                return self._prepare_any(target, args, kwargs, options, key)
-            try:
-                address = _address_of(array)
-            except ValueError:
-                return self._prepare_any(target, args, kwargs, options, key)
-            if not self._base <= address <= self._end - plan.nbytes[0]:
-                return self._prepare_any(target, args, kwargs, options, key)
-            addresses: Any = (address,)
+            given.append(array)
         else:
             parts: list[Any] = []
-            values = []
-            addresses = []
             for item in args:
                 kind = type(item)
                 if kind is _ndarray:
                     parts.append(item.dtype)
                     parts.append(item.shape)
-                    try:
-                        addresses.append(_address_of(item))
-                    except ValueError:
-                        addresses.append(0)
+                    given.append(item)
                 elif kind in CHEAP_TYPES:
                     parts.append(kind)
                     values.append(item)
-                elif kind.__name__ == "Tensor" and arrays.is_plain_tensor(item):
-                    parts.append(item.dtype)
-                    parts.append(item.shape)
-                    addresses.append(item.data_ptr())
-                else:
+                elif not _take_apart(item, parts, given, values):
+                    return self._prepare_any(target, args, kwargs, options)
+            for name, item in kwargs.items():
+                parts.append(name)
+                if not _take_apart(item, parts, given, values):
                     return self._prepare_any(target, args, kwargs, options)
             key = tuple(parts)
             if values and callable(target.out):  # what it declares may depend on the values
                 return self._prepare_any(target, args, kwargs, options)
-            plan = target.plans.get(key)
-            if plan is None:
-                return self._prepare_any(target, args, kwargs, options, key)
-            base, end = self._base, self._end
-            for address, size in zip(addresses, plan.nbytes, strict=True):
-                if not base <= address <= end - size:
-                    return self._prepare_any(target, args, kwargs, options, key)
+        plan = target.plans.get(key)
+        if plan is None:
+            return self._prepare_any(target, args, kwargs, options, key)
+        addresses: list[int] = []
+        base, end = self._base, self._end
+        copied: list[int] | None = None
+        for item, size in zip(given, plan.nbytes, strict=True):
+            try:
+                address = _address_of(item) if type(item) is _ndarray else item.data_ptr()
+            except ValueError:  # strided
+                address = 0
+            if not base <= address <= end - size:
+                if size == 0:
+                    address = base
+                elif copied is None:
+                    copied = [len(addresses)]
+                else:
+                    copied.append(len(addresses))
+            addresses.append(address)
         call = self._take(plan)
-        if values:
-            call.set_values(values, self.arena)
-        elif call.signature is not plan.signature:
-            call.write(b"", self.arena)
+        try:
+            if values:
+                call.set_values(values, self.arena)
+            elif call.signature is not plan.signature:
+                call.write(b"", self.arena)
+            if copied is not None:
+                for index in copied:
+                    addresses[index] = self._copy_in(call, index, given[index])
+        except BaseException:
+            call.release()
+            raise
         call.addresses = addresses
         if options is not None or target.timeout is not None:
             self._apply(call, target, options)
         return call
+
+    def _copy_in(self, call: Call, index: int, memory: Any) -> int:
+        """Copy an argument into the arena that does not lie there: where it lies from now on."""
+        spec = call.plan.arguments.specs[index]
+        if type(memory) is not _ndarray or spec.dtype.name in dtypes.EXTENSIONS:
+            memory = ArraySource(memory).memory
+        if self.arena.set_aside > self._may_keep // 4:
+            self._trim()
+        address = call.stage(index, memory, spec, self.arena)
+        core.count_bytes(core.BYTES_COPIED_IN, spec.nbytes)
+        return address
 
     def raw_call(self, target: CallTarget, arity: int, placement: int) -> RawCall:
         """A raw call for so many arrays, not written yet, to one of the helpers in the mask."""
@@ -353,46 +425,44 @@ class Arguments:
                 found = found or bool(ready)
                 ready.clear()
             for plan in tuple(target.plans.values()):
-                found = found or bool(plan.idle)
+                found = found or bool(plan.idle) or bool(plan.rooms)
                 plan.idle.clear()
+                plan.rooms.clear()
         self.arena.set_aside = 0
         return found
 
     def _trim(self) -> None:
         """Have idle calls keep no more than their share: what was not used for longest goes.
 
-        Prepared calls keep little, and are there for speed: theirs goes last. Calls that are out
-        are not looked at, until the next time.
+        Prepared calls and rooms keep little, and are there for speed: theirs goes last. Calls that
+        are out are not looked at, until the next time.
         """
         self.arena.set_aside = 0
-        idle: list[tuple[Call, list[Call]]] = []
-        ready: list[deque[PreparedCall]] = []
+        idle: list[tuple[Call, CallPlan]] = []
+        ready: list[deque[Any]] = []
         for target in tuple(self._targets):
             ready += tuple(target.prepared_calls.values())
             plans = {id(plan): plan for plan in tuple(target.plans.values())}
-            idle += [(call, plan.idle) for plan in plans.values() for call in tuple(plan.idle)]
+            ready += [plan.rooms for plan in plans.values()]
+            idle += [(call, plan) for plan in plans.values() for call in tuple(plan.idle)]
         kept = sum(call.kept_bytes for call, _ in idle)
-        kept += sum(call.kept_bytes for turns in ready for call in tuple(turns))
+        kept += sum(one.kept_bytes for turns in ready for one in tuple(turns))
         if kept <= self._may_keep:
             return
         enough = self._may_keep // 2
         idle.sort(key=lambda one: one[0].used)
-        for call, others in idle:
+        for call, plan in idle:
             if kept <= enough:
                 return
             try:
-                others.remove(call)  # from here on no other thread takes it
+                plan.idle.remove(call)  # from here on no other thread takes it
             except ValueError:
                 continue
             kept -= call.kept_bytes
+            if not plan.idle:
+                kept -= _drop(plan.rooms, kept)
         for turns in ready:
-            if kept <= enough:
-                return
-            while turns:
-                try:
-                    kept -= turns.pop().kept_bytes
-                except IndexError:
-                    break
+            kept -= _drop(turns, kept - enough)
 
     def allocate_output(self, call: Call) -> None:
         """Allocate the output buffer; raises ArenaFull."""

@@ -18,9 +18,11 @@ import numpy as np
 
 from shmgpu import core
 from shmgpu.child.memory import Arena
+from shmgpu.child.promise import Promise
+from shmgpu.child.rooms import Rooms
 from shmgpu.codec import arrays, layout
 from shmgpu.codec.arrays import ArraySpec
-from shmgpu.codec.layout import RESULT_AT, Signature, TreeLayout
+from shmgpu.codec.layout import RESULT_AT, TreeLayout
 from shmgpu.codec.pytree import encode_values
 from shmgpu.errors import BadParams, ShmError
 
@@ -31,34 +33,6 @@ _uses = itertools.count(1)
 
 MAX_STAGING = 1 << 20  # bytes of a copied argument's buffer that an idle call keeps
 MAX_SURPRISES = 4  # results of another layout, until a plan stops promising one
-
-
-class Promise(Signature):
-    """What a block says of arguments and result, and what the caller makes of such a result.
-
-    Never changes: a plan that has learned of another result replaces its promise in one step, and
-    each call goes by the one that its own block has. So threads may learn while others call.
-
-    Attributes:
-        shape, dtype: of a result that the caller gets as one plain NumPy array; None otherwise.
-        output_bytes: size of such a result, at least 1; 0 where nothing is promised.
-    """
-
-    __slots__ = ("dtype", "output_bytes", "shape")
-
-    def __init__(
-        self, arguments: TreeLayout, hint: TreeLayout | None, declared: bool, as_array: bool
-    ) -> None:
-        super().__init__(arguments, hint, declared)
-        self.output_bytes = 0
-        self.shape: Any = None
-        self.dtype: Any = None
-        if hint is not None:
-            self.output_bytes = max(hint.nbytes, 1)
-            one = hint.specs[0] if hint.tree.is_one_array else None
-            if one is not None and as_array and one.dtype.has_numpy:
-                self.shape = one.shape
-                self.dtype = one.dtype.numpy
 
 
 class CallPlan:
@@ -74,6 +48,7 @@ class CallPlan:
         fixed: whether it was declared and so never changes.
         output_bytes: bytes to set aside for a result of no expected layout.
         idle: calls ready for use.
+        rooms: small output buffers ready for use.
     """
 
     __slots__ = (
@@ -91,6 +66,7 @@ class CallPlan:
         "pool",
         "port",
         "result",
+        "rooms",
         "row",
         "signature",
         "surprises",
@@ -123,6 +99,7 @@ class CallPlan:
         self.value_count = arguments.tree.value_count
         self.pack = layout.address_writer(self.arity, core.arena_shift())
         self.idle: list[Call] = []
+        self.rooms = Rooms()
         self.fixed = declared is not None
         self.surprises = 0
         self.output_bytes = FIRST_OUTPUT_BYTES
@@ -137,8 +114,9 @@ class CallPlan:
 
     def expect(self, hint: TreeLayout | None) -> None:
         """From now on promise helpers a result of this layout."""
-        as_array = not self.as_torch and self.result is None
-        self.signature = Promise(self.arguments, hint, self.fixed, as_array)
+        self.signature = Promise(
+            self.arguments, hint, self.fixed, self.as_torch, self.result is None
+        )
 
     def learn(self, result: TreeLayout, used_bytes: int) -> None:
         """A result came that described itself: size the next one's output buffer by it."""
@@ -153,11 +131,16 @@ class CallPlan:
             if hint is not None:
                 self.expect(None)
                 self.output_bytes = max(self.output_bytes, hint.nbytes)
-            # Somewhat more than this result took. A large result is forgotten after some smaller
-            # ones.
-            self.output_bytes = max(
-                self.output_bytes - self.output_bytes // 8, used_bytes + used_bytes // 4 + 256
-            )
+            self.learn_size(used_bytes)
+
+    def learn_size(self, used_bytes: int) -> None:
+        """A result that described itself took so many bytes: set aside somewhat more for the next.
+
+        A large one is forgotten after some smaller ones.
+        """
+        self.output_bytes = max(
+            self.output_bytes - self.output_bytes // 8, used_bytes + used_bytes // 4 + 256
+        )
 
     def make_do(self) -> bool:
         """Expect little from now on, as memory is short; False where the result was declared."""

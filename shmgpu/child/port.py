@@ -55,11 +55,13 @@ from shmgpu.child.gang_calls import GangCall
 from shmgpu.child.memory import Arena
 from shmgpu.child.plans import MAX_IDLE, Call
 from shmgpu.child.prepared import UNHELD, PreparedCall
+from shmgpu.child.promise import MAX_KEPT_OUTPUT, Promise
 from shmgpu.child.raw_calls import RawCall
 from shmgpu.child.replies import LEFT, STRUCK, Replies
+from shmgpu.child.rooms import Room
 from shmgpu.child.tickets import Ticket
 from shmgpu.child.transport import CompletionHandler, Transport
-from shmgpu.codec.layout import RESULT_AT
+from shmgpu.codec.layout import NO_LONE_VALUE, RESULT_AT, read_lone_value
 from shmgpu.errors import ArenaFull, ShmError
 
 _ndarray = np.ndarray
@@ -97,12 +99,20 @@ class Port(Replies):
         call = self.prepare(target, args, kwargs, options)
         reply = call.reply
         plan = call.plan
+        promised = call.signature
         reply.sequence = 0
+        room = buffer = None
+        address = size = 0
         try:
             if call.out is None:
-                size = call.signature.output_bytes or plan.output_bytes
+                size = promised.output_bytes or plan.output_bytes
+                room = plan.rooms.take(promised, size)
                 try:
-                    call.result, address = self._allocate(size)
+                    if room is None:
+                        buffer, address = self._allocate(size)
+                    else:
+                        buffer, address = room.buffer, room.address
+                    call.result = buffer
                     plan.pack(call.block, RESULT_AT, address, size, *call.addresses)
                 except ArenaFull:
                     self.arguments.allocate_small_output(call)
@@ -118,30 +128,56 @@ class Port(Replies):
             self._struck.append((call, args, []))
             self._tidy()
             raise
-        promised = call.signature
-        if status == 0 and reply.value == 0 and promised.dtype is not None and call.out is None:
-            result = _ndarray(promised.shape, promised.dtype, call.result)
-            call.result = None
-            call.keep = None
-            is_prepared = (
-                self._may_prepare
-                and options is None
-                and not call.deadline_ns
-                and len(args) == 1
-                and not kwargs
-                and type(args[0]) is _ndarray
-                and not plan.fixed
-                and self._prepare_next(target, (args[0].dtype, args[0].shape), call)
-            )
-            call.deadline_ns = 0
-            if options is not None:
-                call.forget_options()
-            if not is_prepared and len(plan.idle) < MAX_IDLE:
-                plan.idle.append(call)
-            if self._queue:
-                self.pump()
-            return result
-        return self._finish(call, status)
+        if status or buffer is None or call.result is not buffer:
+            room = buffer = None  # the traceback of what is raised would keep it
+            return self._finish(call, status)
+        # An answer as they nearly all are: arrays as promised, or one plain value.
+        value = reply.value
+        if value:
+            result = NO_LONE_VALUE
+            if not promised.output_bytes:
+                result = read_lone_value(buffer, value)
+            if result is NO_LONE_VALUE:
+                return self._finish(call, status)
+            if room is None:
+                plan.learn_size(value)
+                if size <= MAX_KEPT_OUTPUT:
+                    room = self._keep_room(promised, buffer, address, size)
+        elif promised.is_small:
+            if room is None:
+                room = self._keep_room(promised, buffer, address, size)
+            result = room.result()
+        elif promised.dtype is not None:
+            result = _ndarray(promised.shape, promised.dtype, buffer)
+        else:
+            return self._finish(call, status)
+        if room is not None:
+            plan.rooms.keep(room)
+        call.result = None
+        call.keep = None
+        is_prepared = (
+            self._may_prepare
+            and options is None
+            and not call.deadline_ns
+            and len(args) == 1
+            and not kwargs
+            and type(args[0]) is _ndarray
+            and not plan.fixed
+            and promised.dtype is not None
+            and self._prepare_next(target, (args[0].dtype, args[0].shape), call)
+        )
+        call.deadline_ns = 0
+        if options is not None:
+            call.forget_options()
+        if not is_prepared and len(plan.idle) < MAX_IDLE:
+            plan.idle.append(call)
+        if self._queue:
+            self.pump()
+        return result
+
+    def _keep_room(self, promise: Promise, buffer: Any, address: int, size: int) -> Room:
+        self.arena.set_aside += size
+        return Room(promise, buffer, address, size)
 
     def _prepare_next(self, target: CallTarget, key: Any, call: Call) -> bool:
         """Make a call ready to repeat, where its arguments may pass as they lie."""

@@ -20,8 +20,8 @@ import numpy as np
 from shmgpu import core
 from shmgpu.child.memory import Arena
 from shmgpu.child.plans import Call
+from shmgpu.child.promise import MAX_KEPT_OUTPUT
 
-MAX_OUTPUT_BYTES = 4096  # bytes of a result whose buffer is worth keeping
 MAX_KEYS = 64  # signatures of one function
 MAX_READY = 8  # calls kept ready for one signature: threads that call at once
 
@@ -89,7 +89,7 @@ class PreparedCalls(dict[Any, deque[PreparedCall]]):
         plan = call.plan
         promised = call.signature
         if (
-            promised.output_bytes > MAX_OUTPUT_BYTES
+            promised.output_bytes > MAX_KEPT_OUTPUT
             or not plan.nbytes[0]
             or promised is not plan.signature
         ):

@@ -28,7 +28,14 @@ from typing import Any
 
 from shmgpu import core
 from shmgpu.codec.arrays import ArraySpec, aligned
-from shmgpu.codec.pytree import TreeDef, ValueReader, decode_values
+from shmgpu.codec.pytree import (
+    LONE_VALUE,
+    PICKLED,
+    TreeDef,
+    ValueReader,
+    decode_values,
+    encode_value,
+)
 from shmgpu.errors import BadParams
 
 VERSION = 1
@@ -233,6 +240,36 @@ def result_bytes(description: bytes, layout: TreeLayout) -> int:
     if not layout.specs:
         return len(description)
     return aligned(len(description)) + layout.nbytes
+
+
+# One plain value by itself: head, its place, its kind.
+_LONE_VALUE = struct.Struct("<IIIIBB")
+NO_LONE_VALUE = object()
+
+
+def describe_lone_value(value: Any) -> bytes:
+    """What :func:`describe_result` gives for a result that is one plain value."""
+    data = encode_value(value)
+    size = RESULT_HEAD.size + 1 + len(data)
+    return RESULT_HEAD.pack(size, 1, len(data), 0) + LONE_VALUE + data
+
+
+def read_lone_value(buffer: Any, size_bytes: int) -> Any:
+    """A result that is one plain value; NO_LONE_VALUE for any other: see :func:`read_result`."""
+    if not _LONE_VALUE.size <= size_bytes <= len(buffer):
+        return NO_LONE_VALUE
+    data = bytes(buffer[:size_bytes])
+    total, structure, values, arrays, place, kind = _LONE_VALUE.unpack_from(data)
+    begin = RESULT_HEAD.size + 1
+    if (
+        structure != 1
+        or arrays
+        or place != LONE_VALUE[0]
+        or kind == PICKLED
+        or not total == size_bytes == begin + values
+    ):
+        return NO_LONE_VALUE
+    return decode_values(data, 1, begin)[0]
 
 
 @functools.lru_cache(maxsize=256)

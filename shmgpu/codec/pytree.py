@@ -29,6 +29,9 @@ _C128 = struct.Struct("<dd")
 
 _ARRAY, _VALUE, _TUPLE, _LIST, _DICT = 0x41, 0x56, 0x74, 0x6C, 0x64  # A V t l d
 
+LONE_VALUE = bytes((_VALUE,))  # the structure of a tree that is one plain value
+PICKLED = 0x50  # P, the kind of a value that was pickled
+
 PLAIN_TYPES = frozenset(
     {type(None), bool, int, float, complex, str, bytes, bytearray, range, slice, type(Ellipsis)}
 )
@@ -141,7 +144,7 @@ def _decode(reader: ValueReader, allow_pickle: bool) -> Any:
     decoder = _DECODERS.get(tag)
     if decoder is not None:
         return decoder(reader)
-    if tag == 0x50:  # P
+    if tag == PICKLED:
         data = reader.take(reader.u32())
         if not allow_pickle:
             raise BadParams(
@@ -350,18 +353,30 @@ class TreeDef:
         """Put the tree together from its leaves, in their order."""
         return _build(self._node, iter(arrays), iter(values))
 
-    def is_flat_arguments(self) -> bool:
-        """Whether it is (args, {}) with nothing but arrays in args: the hot path's case."""
+    def take_arrays(self, tree: Any) -> list[Any] | None:
+        """What a tree has where this one has arrays, in order; None where they differ otherwise.
+
+        Only of a structure without plain values, and only by what is quickly seen: a tree may be
+        alike though this says None.
+        """
+        found: list[Any] = []
+        return found if _take_arrays(self._node, tree, found) else None
+
+    def flat_arguments(self) -> list[int] | None:
+        """Which of a call's positional arguments are arrays, where those and plain values are all.
+
+        None where a call passes anything else: the hot path is not for it.
+        """
         tag, _, items = self._node
         if tag != _TUPLE or len(items) != 2:
-            return False
+            return None
         args, kwargs = items
-        return (
-            args[0] == _TUPLE
-            and kwargs[0] == _DICT
-            and not kwargs[2]
-            and all(item[0] == _ARRAY for item in args[2])
-        )
+        if args[0] != _TUPLE or kwargs[0] != _DICT or kwargs[2]:
+            return None
+        kinds = [item[0] for item in args[2]]
+        if not {_ARRAY, _VALUE}.issuperset(kinds):
+            return None
+        return [index for index, kind in enumerate(kinds) if kind == _ARRAY]
 
     def is_values_and_array(self) -> bool:
         """Whether it is (args, {}) with plain values in args and, last, one array."""
@@ -387,6 +402,30 @@ class TreeDef:
             and items[1][0] == _DICT
             and all(type(key) is str for key in items[1][1])
         )
+
+
+def _take_arrays(node: tuple[int, Any, Any], tree: Any, found: list[Any]) -> bool:
+    tag, keys, items = node
+    if tag == _ARRAY:
+        found.append(tree)
+        return True
+    kind = type(tree)
+    if tag == _TUPLE or tag == _LIST:
+        if kind is not (tuple if tag == _TUPLE else list) or len(tree) != len(items):
+            return False
+    elif tag == _DICT and kind is dict and len(tree) == len(items):
+        for key, name in zip(keys, tree, strict=True):
+            if type(name) is not str or key != name:
+                return False
+        tree = tree.values()
+    else:
+        return False
+    for item, one in zip(items, tree, strict=True):
+        if item[0] == _ARRAY:
+            found.append(one)
+        elif not _take_arrays(item, one, found):
+            return False
+    return True
 
 
 def _build(node: tuple[int, Any, Any], arrays: Iterator[Any], values: Iterator[Any]) -> Any:

@@ -58,6 +58,7 @@ class BlockReader:
         self._bounds: dict[int, tuple[int, int]] = {}
         self._watches = watches
         self._is_cuda = is_cuda
+        self._but_values: dict[bytes, DecodedCall] = {}  # by blocks up to their plain values
         self._decoded_bytes = 0
         self._signatures: dict[bytes, Signature] = {}
         self._signature_bytes = 0
@@ -120,6 +121,11 @@ class BlockReader:
 
     def _decode(self, function: int, target: ServedFunction, data: bytes, slot: int) -> DecodedCall:
         block = ParameterBlock(data)
+        at = block.values_at
+        if at < len(data) and (known := self._but_values.get(data[:at])) is not None:
+            if known.function == function and known.slot == slot:
+                values = self._values_of(known, block, data, target.pickle)
+                return known.with_values(values, data[layout.constant_at(len(known.specs)) :])
         signature = self._signature_of(block.signature)
         specs = signature.arguments.specs
         if len(specs) != len(block.addresses):
@@ -144,20 +150,27 @@ class BlockReader:
         call.kind = data[layout.constant_at(len(specs_at)) :]
         call.rows = rows_of(specs)
         call.tree = signature.arguments.tree
-        call.values = decode_values(
-            data, call.tree.value_count, block.values_at, len(data), target.pickle
-        )
         if target.arrays_kind == "numpy":
             call.views = self._views.arguments(specs_at, writeable=target.mutates)
         needs_care = self._watches or (target.mutates and self._is_cuda)
-        call.simple = not (call.declared or needs_care) and call.tree.is_flat_arguments()
+        call.places = None if call.declared or needs_care else call.tree.flat_arguments()
+        call.set_values(self._values_of(call, block, data, target.pickle))
+        call.is_plain = call.hint is not None and all(
+            spec.dtype.has_numpy for spec in call.hint.specs
+        )
         if call.hint is not None and call.hint.tree.is_one_array and not call.declared:
             call.out_numpy = self._views.numpy_outs(call)[0]
             if target.arrays_kind == "torch" and call.hint.specs[0].dtype.has_torch:
                 call.out_torch = self._views.torch_outs(call)[0]
         if not target.pickle and not any(type(v) is bytearray for v in call.values):
-            self._remember(data, call, target)
+            self._remember(data, call, target, block.values_at)
         return call
+
+    @staticmethod
+    def _values_of(
+        call: DecodedCall, block: ParameterBlock, data: bytes, allow_pickle: bool
+    ) -> list[Any]:
+        return decode_values(data, call.tree.value_count, block.values_at, len(data), allow_pickle)
 
     def _signature_of(self, data: bytes) -> Signature:
         signature = self._signatures.get(data)
@@ -171,15 +184,20 @@ class BlockReader:
                 self._signatures[data] = signature
         return signature
 
-    def _remember(self, data: bytes, call: DecodedCall, target: ServedFunction) -> None:
+    def _remember(
+        self, data: bytes, call: DecodedCall, target: ServedFunction, values_at: int
+    ) -> None:
         if len(data) > MAX_REMEMBERED:
             return
         self._decoded_bytes += len(data)
         if len(self.decoded) >= MAX_DECODED or self._decoded_bytes > MAX_KEPT:
             self.decoded.clear()
             self.quick.clear()
+            self._but_values.clear()
             self._decoded_bytes = len(data)
         self.decoded[data] = call
+        if values_at < len(data):
+            self._but_values[data[:values_at]] = call
         out = call.out_numpy
         if out is not None and call.views is not None and call.tree.is_values_and_array():
             self.quick[data] = (

@@ -134,12 +134,17 @@ class DecodedCall:
             the function, nothing else differs.
         nbytes: of its arrays, all together.
         rows: length of its arrays' axis 0; None where they have none, or not all the same.
+        places: which of the positional arguments are arrays, where those and plain values are all
+            that is passed; None where the function is called the general way.
+        template: such arguments, with None for each array.
+        is_plain: whether NumPy has the dtypes of all arrays that are promised.
     """
 
     __slots__ = (
         "declared",
         "function",
         "hint",
+        "is_plain",
         "kind",
         "nbytes",
         "numpy_outs",
@@ -147,10 +152,11 @@ class DecodedCall:
         "out_torch",
         "output_bytes",
         "output_offset",
+        "places",
         "rows",
-        "simple",
         "slot",
         "specs",
+        "template",
         "tensors",
         "torch_outs",
         "tree",
@@ -168,7 +174,9 @@ class DecodedCall:
     rows: int | None
     views: Any
     tensors: list[Any] | None
-    simple: bool
+    places: list[int] | None
+    template: list[Any]
+    is_plain: bool
     declared: bool
     hint: Any  # a TreeLayout, or None
     output_offset: int
@@ -181,6 +189,24 @@ class DecodedCall:
         self.out_torch: Any = None
         self.tensors = None
         self.views = None
+
+    def set_values(self, values: list[Any]) -> None:
+        """The plain values among its arguments."""
+        self.values = values
+        if self.places is not None:
+            self.template = list(values)
+            for place in self.places:  # in order, so each finds those before it in place
+                self.template.insert(place, None)
+
+    def with_values(self, values: list[Any], kind: bytes) -> DecodedCall:
+        """The same call with other plain values."""
+        made = DecodedCall.__new__(DecodedCall)
+        for name in DecodedCall.__slots__:
+            if hasattr(self, name):
+                setattr(made, name, getattr(self, name))
+        made.kind = kind
+        made.set_values(values)
+        return made
 
 
 class RawRequest:

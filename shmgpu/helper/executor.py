@@ -138,8 +138,13 @@ class Executor:
         before = len(self.helper.later)
         try:
             expected = self.helper.room = self._expected(target, call)
-            if call.simple:
-                result = target.body(self.helper, *self._leaves(target, call))
+            if call.places is not None:
+                arguments = leaves = self._leaves(target, call)
+                if call.values:
+                    arguments = call.template.copy()
+                    for place, leaf in zip(call.places, leaves, strict=True):
+                        arguments[place] = leaf
+                result = target.body(self.helper, *arguments)
             else:
                 result = self._run(target, call)
             one = call.out_torch

@@ -79,17 +79,23 @@ def test_calls_that_repeat_keep_no_more_than_their_share():
 def test_what_was_not_used_for_longest_goes_first(running):
     arguments = runtime.require_port().arguments
     old, recent = np.ones(3000, np.uint8), np.ones(1000, np.uint8)
-    for x in (recent, old, recent):
+    for x in (recent, old, old, recent):
         echo(x, x)
-    idle = {
-        plan.nbytes[0]: plan.idle
+    plans = {
+        plan.nbytes[0]: plan
         for plan in echo.plans.values()
         if plan.nbytes in [(1000, 1000), (3000, 3000)]
     }
-    assert {n: len(calls) for n, calls in idle.items()} == {1000: 1, 3000: 1}
-    arguments._may_keep = 2 * idle[1000][0].kept_bytes
+
+    def kept():
+        return {n: (len(plan.idle), len(plan.rooms)) for n, plan in plans.items()}
+
+    assert kept() == {1000: (1, 1), 3000: (1, 1)}
+    arguments._may_keep = 2 * sum(
+        one.kept_bytes for ready in (plans[1000].idle, plans[1000].rooms) for one in ready
+    )
     arguments._trim()
-    assert {n: len(calls) for n, calls in idle.items()} == {1000: 1, 3000: 0}
+    assert kept() == {1000: (1, 1), 3000: (0, 0)}
     assert echo(old, old)[0] == echo(recent, recent)[0] == 2
 
 

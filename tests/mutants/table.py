@@ -935,6 +935,36 @@ MUTANTS = [
     ),
     Mutant(
         "calls",
+        "shmgpu/child/rooms.py",
+        "if getrefcount(array) != _UNHELD:",
+        "if False:",
+        "tests/broker/test_kinds_of_calls.py::"
+        "test_every_kind_of_call_gives_its_own_result_each_time",
+    ),
+    Mutant(
+        "calls",
+        "shmgpu/child/rooms.py",
+        "if room.promise is not promise or ",
+        "if ",
+        "tests/broker/test_kinds_of_calls.py::test_a_kind_of_result_follows_another",
+    ),
+    Mutant(
+        "calls",
+        "shmgpu/child/arguments.py",
+        "if not all(type(name) is str for name in item):",
+        "if False:",
+        "tests/broker/test_kinds_of_calls.py::"
+        "test_values_and_containers_that_look_alike_are_told_apart",
+    ),
+    Mutant(
+        "calls",
+        "shmgpu/codec/pytree.py",
+        "if type(name) is not str or key != name:",
+        "if False:",
+        "tests/broker/test_kinds_of_calls.py::test_a_kind_of_result_follows_another",
+    ),
+    Mutant(
+        "calls",
         "shmgpu/child/port.py",
         "call.addresses = (core.address_of(args[0]),)",
         "pass",
@@ -1198,7 +1228,7 @@ MUTANTS = [
     Mutant(
         "calls",
         "shmgpu/child/arguments.py",
-        "        kept += sum(call.kept_bytes for turns in ready for call in tuple(turns))\n",
+        "        kept += sum(one.kept_bytes for turns in ready for one in tuple(turns))\n",
         "",
         KEPT + "test_calls_that_repeat_keep_no_more_than_their_share",
     ),
