@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import sys
 import textwrap
 import time
@@ -18,7 +19,7 @@ from pathlib import Path
 from benchmarks.measure import endings
 from benchmarks.measure import environment as env
 from benchmarks.measure.arguments import count, not_negative, positive
-from benchmarks.measure.figures import Row, Workload
+from benchmarks.measure.figures import Group, Row, Workload
 from benchmarks.measure.harness import FAILED, FULL, QUICK, Effort, measure, rounds_of, row_of
 from benchmarks.registry import WORKLOADS
 from benchmarks.reporting import compare, highlights, plots, report
@@ -36,6 +37,7 @@ from benchmarks.reporting.table import table
 PROGRAM = "python -m benchmarks"
 ALL = "all"
 LISTED_WIDTH = 100
+ALIKE = 6  # figures of a group with one target that an overview still names one by one
 
 
 def parser() -> argparse.ArgumentParser:
@@ -122,6 +124,18 @@ def quick_part(workloads: Sequence[Workload]) -> list[Workload]:
     return [workload for workload in parts if workload.groups]
 
 
+def _asked_of(group: Group) -> list[str]:
+    """Return each target of a group; one text for many figures that have one target."""
+    lines = []
+    with_target = [figure for figure in group.figures if figure.asked]
+    for asked, alike in itertools.groupby(with_target, lambda figure: figure.asked):
+        names = [figure.name for figure in alike]
+        if len(names) > ALIKE:
+            names = [f"{names[0]} and {len(names) - 1} more"]
+        lines += [f"{name} {asked}" for name in names]
+    return lines
+
+
 def overview(workloads: Sequence[Workload]) -> str:
     """Return what there is, in a page: workloads, their groups, and the figures with a target."""
     lines = []
@@ -132,7 +146,7 @@ def overview(workloads: Sequence[Workload]) -> str:
             groups, LISTED_WIDTH, initial_indent="  ", subsequent_indent=" " * 10,
             break_on_hyphens=False,
         )  # fmt: skip
-        asked = [f"{f.name} {f.asked}" for g in workload.groups for f in g.figures if f.asked]
+        asked = [text for group in workload.groups for text in _asked_of(group)]
         if asked:
             lines += textwrap.wrap(
                 "asked: " + ", ".join(text.replace(" ", "\0") for text in asked), LISTED_WIDTH,

@@ -14,6 +14,7 @@ from benchmarks.measure import isolate
 from benchmarks.measure.figures import Figure, Group, Probe, ProbeFailed, Workload
 from benchmarks.measure.stage import Stage
 from benchmarks.peers import PEERS, Peer, find
+from benchmarks.workloads import call_kinds
 
 PAYLOAD_BYTES = 64
 LIMIT_S = 90.0
@@ -134,6 +135,7 @@ WORKLOAD = Workload(
                 Figure("latency_fasterfifo", ("shmgpu", "median"), ("faster-fifo", "median")),
             ),
         ),
+        *call_kinds.groups(_best("latency")[1]),
         _configurations("rate", "rate"),
         _configurations("latency", "median"),
     ),

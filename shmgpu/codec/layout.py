@@ -30,7 +30,9 @@ from shmgpu import core
 from shmgpu.codec.arrays import ArraySpec, aligned
 from shmgpu.codec.pytree import (
     LONE_VALUE,
+    NUMBERS,
     PICKLED,
+    SINGLETONS,
     TreeDef,
     ValueReader,
     decode_values,
@@ -244,14 +246,14 @@ def result_bytes(description: bytes, layout: TreeLayout) -> int:
 
 # One plain value by itself: head, its place, its kind.
 _LONE_VALUE = struct.Struct("<IIIIBB")
+_LONE_VALUE_AT = RESULT_HEAD.size + len(LONE_VALUE)
 NO_LONE_VALUE = object()
 
 
 def describe_lone_value(value: Any) -> bytes:
     """What :func:`describe_result` gives for a result that is one plain value."""
     data = encode_value(value)
-    size = RESULT_HEAD.size + 1 + len(data)
-    return RESULT_HEAD.pack(size, 1, len(data), 0) + LONE_VALUE + data
+    return RESULT_HEAD.pack(_LONE_VALUE_AT + len(data), 1, len(data), 0) + LONE_VALUE + data
 
 
 def read_lone_value(buffer: Any, size_bytes: int) -> Any:
@@ -260,16 +262,16 @@ def read_lone_value(buffer: Any, size_bytes: int) -> Any:
         return NO_LONE_VALUE
     data = bytes(buffer[:size_bytes])
     total, structure, values, arrays, place, kind = _LONE_VALUE.unpack_from(data)
-    begin = RESULT_HEAD.size + 1
-    if (
-        structure != 1
-        or arrays
-        or place != LONE_VALUE[0]
-        or kind == PICKLED
-        or not total == size_bytes == begin + values
-    ):
+    if structure != 1 or arrays or place != LONE_VALUE[0] or kind == PICKLED:
         return NO_LONE_VALUE
-    return decode_values(data, 1, begin)[0]
+    if not total == size_bytes == _LONE_VALUE_AT + values:
+        return NO_LONE_VALUE
+    read = NUMBERS.get(kind)
+    if read is not None and values == 9:
+        return read(data, _LONE_VALUE_AT + 1)[0]
+    if values == 1 and kind in SINGLETONS:
+        return SINGLETONS[kind]
+    return decode_values(data, 1, _LONE_VALUE_AT)[0]
 
 
 @functools.lru_cache(maxsize=256)

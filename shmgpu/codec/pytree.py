@@ -31,6 +31,12 @@ _ARRAY, _VALUE, _TUPLE, _LIST, _DICT = 0x41, 0x56, 0x74, 0x6C, 0x64  # A V t l d
 
 LONE_VALUE = bytes((_VALUE,))  # the structure of a tree that is one plain value
 PICKLED = 0x50  # P, the kind of a value that was pickled
+SINGLETONS = {0x4E: None, 0x54: True, 0x46: False}  # kinds of values that have no bytes
+# Kinds of values that are always eight bytes, and what reads them: (bytes, offset) to a tuple.
+NUMBERS: dict[int, Callable[[bytes, int], tuple[Any]]] = {
+    0x69: _I64.unpack_from,
+    0x66: _F64.unpack_from,
+}
 
 PLAIN_TYPES = frozenset(
     {type(None), bool, int, float, complex, str, bytes, bytearray, range, slice, type(Ellipsis)}

@@ -28,7 +28,6 @@ from shmgpu.helper.decoded import (
 )
 from shmgpu.helper.parked_results import Key, Parking
 
-_ndarray = np.ndarray
 _count = core.count_bytes
 _COPIED_OUT = core.BYTES_COPIED_OUT
 
@@ -59,17 +58,16 @@ class ResultWriter:
         Raises:
             BadParams: the function is batched, and the result has not a row for each of the call's.
         """
-        if not target.batch_max_rows and not call.declared:
-            if type(result) in PLAIN_TYPES:
-                description = layout.describe_lone_value(result)
-                needed = len(description)
-                if needed <= call.output_bytes:
-                    offset = call.output_offset
-                    self._views.memory[offset : offset + needed] = description
-                    _count(_COPIED_OUT, needed)
-                    return core.OK, needed
-            elif call.hint is not None and self._put_as_promised(target, call, result):
-                return core.OK, 0
+        if call.hint is not None and self._put_as_promised(target, call, result):
+            return core.OK, 0
+        if type(result) in PLAIN_TYPES and not target.batch_max_rows:
+            description = layout.describe_lone_value(result)
+            needed = len(description)
+            if needed <= call.output_bytes:
+                offset = call.output_offset
+                self._views.memory[offset : offset + needed] = description
+                _count(_COPIED_OUT, needed)
+                return core.OK, needed
         flat = flatten(result, arrays.is_array, target.pickle)
         rows = call.rows
         # For a lone call, too: otherwise the function would fail only under load.
@@ -97,31 +95,38 @@ class ResultWriter:
         leaves = call.hint.tree.take_arrays(result)
         if leaves is None:
             return False
-        if target.arrays_kind == "numpy":
-            if not call.is_plain:
+        is_numpy = target.arrays_kind == "numpy"
+        if is_numpy and not call.is_plain:
+            return False
+        outs = self._views.numpy_outs(call) if is_numpy else self._views.torch_outs(call)
+        rows = call.rows if target.batch_max_rows else None
+        to_copy = []
+        for leaf, out in zip(leaves, outs, strict=True):
+            if type(leaf) is not type(out) or leaf.shape != out.shape or leaf.dtype != out.dtype:
                 return False
-            outs = self._views.numpy_outs(call)
-            for leaf, out in zip(leaves, outs, strict=True):
-                if type(leaf) is not _ndarray or leaf.shape != out.shape or leaf.dtype != out.dtype:
+            if rows is not None and (not out.shape or out.shape[0] != rows):
+                return False  # to be refused
+            if is_numpy:
+                # What is not of the function's own making may be where it goes, as helper.room is.
+                is_there = leaf.base is not None and _same_memory(out, leaf)
+                may_overlap = leaf.base is not None
+            else:
+                if leaf.layout is not out.layout:
                     return False
-            for leaf, out in zip(leaves, outs, strict=True):
-                if leaf.base is not out or not _same_memory(out, leaf):  # else it is helper.room
-                    out[...] = leaf
-                    _count(_COPIED_OUT, out.nbytes)
-            return True
-        outs = self._views.torch_outs(call)
-        for leaf, out in zip(leaves, outs, strict=True):
-            if (
-                type(leaf) is not type(out)
-                or leaf.dtype is not out.dtype
-                or leaf.shape != out.shape
-                or leaf.layout is not out.layout
-            ):
-                return False
-        for leaf, out in zip(leaves, outs, strict=True):
-            if leaf.data_ptr() != out.data_ptr() or not leaf.is_contiguous():
+                is_there = leaf.data_ptr() == out.data_ptr() and leaf.is_contiguous()
+                may_overlap = True
+            if not is_there:
+                if call.declared and may_overlap:
+                    return (
+                        False  # it may be helper.out in another order, which copying would destroy
+                    )
+                to_copy.append((leaf, out))
+        for leaf, out in to_copy:
+            if is_numpy:
+                out[...] = leaf
+            else:
                 self._device.copy_out(out, leaf.detach())
-                _count(_COPIED_OUT, out.nbytes)
+            _count(_COPIED_OUT, out.nbytes)
         return True
 
     def put_values(
