@@ -55,7 +55,7 @@ from shmgpu.child.gang_calls import GangCall
 from shmgpu.child.memory import Arena
 from shmgpu.child.plans import MAX_IDLE, Call
 from shmgpu.child.prepared import UNHELD, PreparedCall
-from shmgpu.child.promise import MAX_KEPT_OUTPUT, Promise
+from shmgpu.child.promise import MAX_KEPT_OUTPUT
 from shmgpu.child.raw_calls import RawCall
 from shmgpu.child.replies import LEFT, STRUCK, Replies
 from shmgpu.child.rooms import Room
@@ -142,17 +142,17 @@ class Port(Replies):
             if room is None:
                 plan.learn_size(value)
                 if size <= MAX_KEPT_OUTPUT:
-                    room = self._keep_room(promised, buffer, address, size)
+                    room = Room(promised, buffer, address, size)
         elif promised.is_small:
             if room is None:
-                room = self._keep_room(promised, buffer, address, size)
+                room = Room(promised, buffer, address, size)
             result = room.result()
         elif promised.dtype is not None:
             result = _ndarray(promised.shape, promised.dtype, buffer)
         else:
             return self._finish(call, status)
-        if room is not None:
-            plan.rooms.keep(room)
+        if room is not None and plan.rooms.keep(room):
+            self.arena.set_aside += room.kept_bytes
         call.result = None
         call.keep = None
         is_prepared = (
@@ -175,9 +175,6 @@ class Port(Replies):
             self.pump()
         return result
 
-    def _keep_room(self, promise: Promise, buffer: Any, address: int, size: int) -> Room:
-        self.arena.set_aside += size
-        return Room(promise, buffer, address, size)
 
     def _prepare_next(self, target: CallTarget, key: Any, call: Call) -> bool:
         """Make a call ready to repeat, where its arguments may pass as they lie."""

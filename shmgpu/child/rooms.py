@@ -42,16 +42,18 @@ class Room:
         promise: what its blocks say of the result.
         buffer, address: of it.
         kept_bytes: its size.
+        is_new: whether it was never kept.
         arrays: over it, one for each that was promised.
     """
 
-    __slots__ = ("address", "arrays", "buffer", "kept_bytes", "promise")
+    __slots__ = ("address", "arrays", "buffer", "is_new", "kept_bytes", "promise")
 
     def __init__(self, promise: Promise, buffer: Any, address: int, size: int) -> None:
         self.promise = promise
         self.buffer = buffer
         self.address = address
         self.kept_bytes = size
+        self.is_new = True
         hint = promise.hint
         self.arrays: list[np.ndarray[Any, Any]] = []
         if hint is not None:
@@ -96,7 +98,10 @@ class Rooms(deque[Room]):
             self.append(room)
         return None
 
-    def keep(self, room: Room) -> None:
-        """It serves again."""
-        if len(self) < MAX_ROOMS:
-            self.append(room)
+    def keep(self, room: Room) -> bool:
+        """It serves again; False where it was one of those already, or there are enough."""
+        if len(self) >= MAX_ROOMS:
+            return False
+        self.append(room)
+        is_new, room.is_new = room.is_new, False
+        return is_new

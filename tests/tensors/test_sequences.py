@@ -172,3 +172,39 @@ def test_heads_of_keys_may_be_shared(engine):
         gt.scaled_dot_product_attention(
             gt.ones(1, 4, 3, 5), gt.ones(1, 3, 6, 5), gt.ones(1, 3, 6, 5), enable_gqa=True
         )
+
+
+LARGE = {
+    "Linear": (200, 300),
+    "Embedding": (300, 200),
+    "Conv1d": (40, 50, 9),
+    "Conv2d": (20, 30, 7),
+    "ConvTranspose2d": (20, 30, 7),
+    "RNN": (120, 110),
+    "LSTM": (120, 110),
+    "GRU": (120, 110),
+    "MultiheadAttention": (160, 4),
+    "MultiheadAttention of other widths": (160, 4),
+    "TransformerEncoderLayer": (160, 4, 200),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_weights_begin_as_spread_as_torchs(engine, name):
+    """By their largest (of an even spread, its bound) and by their standard deviation."""
+    kind = name.split()[0]
+    named = {"kdim": 250, "vdim": 60} if " " in name else {}
+    ours, theirs = (getattr(one, kind)(*LARGE[name], **named) for one in (nn, torch.nn))
+    found, wanted = (
+        {key: np.asarray(value.detach()) for key, value in layer.named_parameters()}
+        for layer in (ours, theirs)
+    )
+    assert found.keys() == wanted.keys()
+    for key, weight in wanted.items():
+        if weight.size > 1000:
+            for of in (lambda w: abs(w).max(), np.std):
+                if kind == "Embedding" and of is not np.std:
+                    continue  # normally spread: the largest is chance
+                assert of(found[key]) == pytest.approx(of(weight), rel=0.03), key
+        elif weight.std() == 0:
+            assert (found[key] == weight).all(), key
