@@ -196,4 +196,28 @@ UNSEEN: list[Unseen] = [
         "if (len(self._known) >= MAX_KNOWN):",
         "The bound is round: whether one more is known is nobody's matter.",
     ),
+    Unseen(
+        "shmgpu/distributed/choice.py",
+        "if code < 0 and slot in self.asked and slot not in self.wanted:",
+        "if (code <= 0) and slot in self.asked and slot not in self.wanted:",
+        "0 is Replicate, which the line adds: such a value is had like that already.",
+    ),
+    Unseen(
+        "shmgpu/helper/process.py",
+        "return 1",
+        "return 2",
+        "The exit status of a helper that cannot go on: any but 0 is a death.",
+    ),
+    Unseen(
+        "shmgpu/watch/timeline.py",
+        'spans, (lane[helper] - 0.35, 0.7), facecolors=colour.get(name, "0.7")',
+        'spans, (lane[helper] - 0.35, 2.4), facecolors=colour.get(name, "0.7")',
+        "How high a bar is drawn.",
+    ),
+    Unseen(
+        "shmgpu/child/memory.py",
+        "raise NotImplementedError",
+        "pass",
+        "What both kinds of arenas define: nobody calls this one.",
+    ),
 ]
