@@ -243,7 +243,9 @@ class LoopHandler:
         else:
             self.future.set_result(result)
         if not self.port.transport.immediate:
-            readers.leave(self.loop, self)
+            # After whoever waits has gone on: with the next call, most likely, for which the loop
+            # then watches the port already. To stop and begin takes four system calls.
+            self.loop.call_soon(readers.leave, self.loop, self)
 
 
 class Started(Coroutine[Any, Any, R]):
