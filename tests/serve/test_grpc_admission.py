@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import gc
 import pathlib
 import re
@@ -169,6 +170,188 @@ def test_what_protobuf_would_take_long_for_is_refused_before(monkeypatch, data, 
 def test_large_contents_that_are_raw_are_no_part_of_that():
     message, raw = grpc_codec.split_request(infer(count=3 * MIB), RequestLimits())
     assert (message.model_name, len(raw[0])) == ("scale", 12 * MIB)
+
+
+# ---- compressed messages ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("coding", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+def test_messages_may_come_compressed(server, coding):
+    data = infer(count=2 * MIB)
+    found = MESSAGES["ModelInferResponse"].FromString(
+        call(server, "ModelInfer", data, compression=coding)
+    )
+    assert len(found.raw_output_contents[0]) == 8 * MIB
+    asked = MESSAGES["ModelMetadataRequest"](name="scale" + "/" * 5000).SerializeToString()
+    code, _ = call(server, "ModelMetadata", asked, compression=coding)
+    assert code == "NOT_FOUND"
+    assert in_stream(server, data, coding)[0] == ""
+
+
+def in_stream(server, data, coding=None, count=1):
+    """What a stream is told of requests: for each an error's sentence, or nothing."""
+    given = [("authorization", "Bearer secret")] if server.token is not None else []
+    with grpc.insecure_channel(server.grpc_address, LARGE) as channel:
+        stream = channel.stream_stream(SERVICE + "ModelStreamInfer")(
+            iter([data] * count), metadata=given, timeout=servers.DEADLINE_S, compression=coding
+        )
+        found = [MESSAGES["ModelStreamInferResponse"].FromString(one) for one in stream]
+    return [one.error_message for one in found]
+
+
+def test_compressed_messages_take_no_more_than_others_together(server):
+    """Sixteen of 33 MiB, in 33 KiB each, for a worker that takes 32 MiB at most in one."""
+    before = memory_kib(server, "VmHWM")
+    bomb = infer(count=33 * MIB // 4)
+    for method in ("ModelInfer", "ModelMetadata"):
+        answers = together(server, method, bomb, 16, compression=grpc.Compression.Gzip)
+        assert {one[0] for one in answers} == {"RESOURCE_EXHAUSTED"}
+        assert "decompressed too" in answers[0][1]
+    assert "decompressed too" in in_stream(server, bomb, grpc.Compression.Gzip)[0]
+    assert memory_kib(server, "VmHWM") - before < 100 << 10
+    assert isinstance(call(server, "ModelInfer", infer()), bytes)
+
+
+@pytest.mark.parametrize("data", [b"\x1f\x8bnothing", b"\x78\x9cnothing"])
+def test_what_only_begins_as_if_compressed_is_refused(server, data):
+    for method in ("ModelInfer", "ModelMetadata"):
+        code, sentence = call(server, method, data)
+        assert (code, "cannot be decompressed" in sentence) == ("INVALID_ARGUMENT", True)
+    assert "cannot be decompressed" in in_stream(server, data)[0]
+
+
+# ---- answers that wait to be read ------------------------------------------------------------
+
+
+LARGE_ANSWERS = """
+import numpy as np
+from shmgpu.serve import Tensor, model
+
+
+@model(inputs=[Tensor("count", "INT64", (1,))], outputs=[Tensor("y", "UINT8", (-1,))])
+def large(helper, count):
+    return np.zeros(int(count[0]), np.uint8)
+
+
+@model(inputs=[Tensor("count", "INT64", (1,))], outputs=[Tensor("y", "UINT8", (-1,))], warmup=[])
+def large_parts(helper, count):
+    while True:
+        yield np.zeros(int(count[0]), np.uint8)
+"""
+
+
+@pytest.fixture(scope="module")
+def generous(tmp_path_factory):
+    """A server whose answers are larger than its requests; 24 MiB of them may wait."""
+    path = tmp_path_factory.mktemp("large") / "m.py"
+    path.write_text(LARGE_ANSWERS)
+    with servers.serving(
+        path, workers=1, helpers=1, grpc_port=0, arena="24MiB", max_body="8MiB", max_queue=500
+    ) as running:
+        running.token = None
+        yield running
+
+
+def ask_for(nbytes=MIB // 4, model="large"):
+    message = MESSAGES["ModelInferRequest"](model_name=model)
+    message.inputs.add(name="count", datatype="INT64").shape.append(1)
+    message.raw_input_contents.append(nbytes.to_bytes(8, "little"))
+    return message.SerializeToString()
+
+
+@contextlib.contextmanager
+def who_reads_nothing(server, model="large", count=200):
+    """A client that asks for answers of 256 KiB, 64 at once, and reads none."""
+    data = ask_for(model=model)
+    with grpc.insecure_channel(server.grpc_address, LARGE) as channel:
+        stream = channel.stream_stream(SERVICE + "ModelStreamInfer")(iter([data] * count))
+        yield stream
+        stream.cancel()
+
+
+def asked_until(server, is_so, what):
+    """An answer's bytes, or the code and the sentence of an error, that is at last as it should."""
+    return servers.until(
+        lambda: is_so(found := call(server, "ModelInfer", ask_for())) and found, what
+    )
+
+
+def test_answers_that_nobody_reads_are_bounded(generous):
+    """One client holds half of what may wait, two hold all; when they leave there is room."""
+    assert isinstance(call(generous, "ModelInfer", ask_for()), bytes)
+    before = memory_kib(generous, "VmHWM")
+
+    def failed():
+        return generous.statistics("large")["inference_stats"]["fail"]["count"]
+
+    def hold_half(stack):
+        refused = failed()
+        stack.enter_context(who_reads_nothing(generous))
+        servers.until(lambda: failed() > refused, "it has no room left")
+        servers.until(lambda: generous.pending() == 0, "what it asked for is done")
+
+    with contextlib.ExitStack() as stack:
+        hold_half(stack)
+        assert isinstance(call(generous, "ModelInfer", ask_for()), bytes)
+        hold_half(stack)
+        code, sentence = call(generous, "ModelInfer", ask_for(2 * MIB))
+        assert "answers wait to be read" in sentence
+        assert code == "UNAVAILABLE"
+        assert generous.ask("GET", "/v2/health/live")[0] == 200
+    asked_until(generous, lambda found: isinstance(found, bytes), "they have left")
+    assert memory_kib(generous, "VmHWM") - before < 100 << 10
+
+
+def test_a_stream_of_parts_that_nobody_reads_ends_with_its_client(generous):
+    with who_reads_nothing(generous, "large_parts", count=1):
+        servers.until(
+            lambda: "1" in generous.statistics("large_parts")["response_stats"], "a second part"
+        )
+    servers.until(lambda: generous.pending() == 0, "the stream was closed")
+    asked_until(generous, lambda found: isinstance(found, bytes), "there is room")
+
+
+def test_who_reads_is_answered_however_much(generous):
+    for _ in range(5):
+        assert set(in_stream(generous, ask_for(), count=40)) == {""}
+    assert all(isinstance(one, bytes) for one in together(generous, "ModelInfer", ask_for(), 16))
+
+
+def test_answers_are_counted_until_they_are_taken():
+    memory = MessageMemory(100, 30)
+    first = memory.hold(150, "a")  # one may be larger
+    with pytest.raises(ProtocolError, match="wait to be read") as refused:
+        memory.hold(1, "b")
+    assert refused.value.status == 503
+    first.close()
+    first.close()
+    held = [memory.hold(30, "a"), memory.hold(20, "a")]
+    with pytest.raises(ProtocolError):  # more than half, for one connection
+        memory.hold(1, "a")
+    held.append(memory.hold(50, "b"))
+    assert memory.unread == 100
+    for one in held:
+        one.close()
+    assert (memory.unread, memory.held) == (0, 0)
+    assert isinstance(memory.hold(50, "a"), grpc_admission.UnreadAnswer)
+
+
+def test_a_message_that_grows_is_counted_as_what_it_has_become():
+    async def scenario():
+        memory = MessageMemory(100, 30)
+        first, second = await memory.wait(), await memory.wait()
+        first.arrived(10)
+        first.grew(150)  # one may be larger
+        second.arrived(1)
+        with pytest.raises(ProtocolError, match="no memory left"):
+            second.grew(20)
+        assert memory.held == 151
+        first.close()
+        second.grew(60)
+        second.close()
+        assert memory.held == 0
+
+    running(scenario)
 
 
 # ---- the memory itself -----------------------------------------------------------------------

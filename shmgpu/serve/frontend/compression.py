@@ -39,6 +39,19 @@ def decoded(body: Any, encoding: bytes, most_bytes: int) -> bytes:
     return found
 
 
+def coding_of(message: bytes) -> bytes:
+    """How a message over gRPC was compressed, by its first two bytes; empty: it was not.
+
+    No message of the protocol begins with either: they would be fields 3 and 15, and the former of
+    a kind that protobuf has not.
+    """
+    if message[:2] == b"\x1f\x8b":
+        return b"gzip"
+    if message[:1] == b"\x78" and int.from_bytes(message[:2], "big") % 31 == 0:
+        return b"deflate"
+    return b""
+
+
 _NO_WEIGHT = re.compile(rb"q\s*=\s*0(\.0*)?")
 
 

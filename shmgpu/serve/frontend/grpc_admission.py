@@ -2,8 +2,9 @@
 
 Owns the token's check, which needs a call's head alone, and the memory that messages take, which is
 grpcio's and so not in the arena: how many bytes of requests a worker holds that are not answered,
-and of how many calls it receives a message at once. Whoever is beyond waits, or is refused, before
-its message takes any memory. Never reads a message.
+of how many calls it receives a message at once, and how many bytes of answers wait until their
+clients take them. Whoever is beyond waits, or is refused, before its message takes any memory.
+Messages that were compressed come so, and are decompressed one by one. Never reads a message.
 """
 
 from __future__ import annotations
@@ -17,18 +18,21 @@ from typing import Any
 
 import grpc
 
+from shmgpu.serve.frontend.compression import coding_of
 from shmgpu.serve.protocol.types import ProtocolError
 
 AT_ONCE = 16  # calls whose messages come at once
 PATIENCE_S = 0.25  # until one that does not come is not counted as coming
 FULL = ProtocolError(503, "the server has no memory left for this request: try again")
+UNREAD = "too many answers wait to be read: read those, then try again"
 
 
 class MessageMemory:
     """What requests of one worker hold.
 
     Args:
-        most: bytes of requests that are not answered; one more may come.
+        most: bytes of requests that are not answered, one more may come; and of answers that wait
+            to be read. A connection may have half of the latter, or one answer.
         seconds: that a call may wait until its message may come, and that this may take.
     """
 
@@ -36,6 +40,8 @@ class MessageMemory:
         self.most = most
         self.seconds = seconds
         self.held = 0
+        self.unread = 0
+        self._unread_by: dict[str, int] = {}  # by connection
         self._coming: dict[int, float] = {}  # since when, by id
         self._waiting: deque[asyncio.Future[ComingMessage]] = deque()
         self._timer: Any = None
@@ -85,6 +91,29 @@ class MessageMemory:
         """It did not come, as is seen in whatever thread its call was dropped."""
         self._coming.pop(id(coming), None)
 
+    def hold(self, size: int, peer: str) -> UnreadAnswer:
+        """An answer of so many bytes waits to be read by a client, on that connection.
+
+        Raises:
+            ProtocolError: status 503; too many do.
+        """
+        own = self._unread_by.get(peer, 0)
+        is_greedy = own and own + size > self.most // 2
+        if is_greedy or (self.unread and self.unread + size > self.most):
+            raise ProtocolError(503, UNREAD)
+        self.unread += size
+        self._unread_by[peer] = own + size
+        return UnreadAnswer(self, size, peer)
+
+    def taken(self, answer: UnreadAnswer) -> None:
+        """Its client has it, or has left."""
+        self.unread -= answer.size
+        left = self._unread_by[answer.peer] - answer.size
+        if left:
+            self._unread_by[answer.peer] = left
+        else:
+            del self._unread_by[answer.peer]
+
     def _wake(self) -> None:
         waiting = self._waiting
         while waiting and self.held < self.most and len(self._coming) < AT_ONCE:
@@ -104,6 +133,28 @@ class MessageMemory:
             self._timer = asyncio.get_running_loop().call_later(PATIENCE_S, self._tick)
 
 
+class UnreadAnswer:
+    """An answer from when it is made until its client has taken it, or has left.
+
+    grpcio offers no way to end a call whose client reads nothing: such an answer is counted until
+    that client leaves.
+    """
+
+    __slots__ = ("_is_over", "_memory", "peer", "size")
+
+    def __init__(self, memory: MessageMemory, size: int, peer: str) -> None:
+        self._memory = memory
+        self._is_over = False
+        self.size = size
+        self.peer = peer
+
+    def close(self, context: Any = None) -> None:
+        """It was taken, or nobody will take it; as gRPC calls it when a call is over."""
+        if not self._is_over:
+            self._is_over = True
+            self._memory.taken(self)
+
+
 class ComingMessage:
     """A message that comes, or has come."""
 
@@ -119,6 +170,18 @@ class ComingMessage:
         self._memory.arrived(self, size)
         self.size = size
 
+    def grew(self, size: int) -> None:
+        """It was decompressed, and has so many bytes now.
+
+        Raises:
+            ProtocolError: status 503; these are too many beside the others'.
+        """
+        memory = self._memory
+        if memory.held > self.size and memory.held - self.size + size > memory.most:
+            raise FULL
+        memory.held += size - self.size
+        self.size = size
+
     def close(self) -> None:
         """It is answered, or will not come."""
         if not self.is_over:
@@ -131,6 +194,7 @@ class ComingMessage:
 
 
 Handler = Callable[[bytes, Any], Awaitable[bytes]]
+Inflate = Callable[[bytes, bytes], Awaitable[bytes]]  # a message, and how it was compressed
 
 
 class Admission(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -145,6 +209,7 @@ class Admission(grpc.GenericRpcHandler):  # type: ignore[misc]
         refused: what is said to a call that does not bear it.
         memory: of messages.
         fail: ends a call with an error.
+        inflate: decompresses a message.
     """
 
     def __init__(
@@ -157,7 +222,9 @@ class Admission(grpc.GenericRpcHandler):  # type: ignore[misc]
         refused: str,
         memory: MessageMemory,
         fail: Callable[[Any, Exception], Awaitable[None]],
+        inflate: Inflate,
     ) -> None:
+        self._inflate = inflate
         self._bears = bears
         self._refused = refused
         self._memory = memory
@@ -189,7 +256,15 @@ class Admission(grpc.GenericRpcHandler):  # type: ignore[misc]
             return self._handlers.get(method)
         if not self._memory.is_free():
             return self._patiently[method]
-        return _OneCall(handler, self._memory.begin())
+        return _OneCall(self, handler, self._memory.begin())
+
+    async def inflated(self, data: bytes, coming: ComingMessage, context: Any) -> bytes:
+        """A message as it was before it was compressed; a call whose message is wrong ends."""
+        try:
+            return await inflated(self._inflate, data, coming)
+        except ProtocolError as error:
+            await self._fail(context, error)
+            raise
 
     def _patient(self, handler: Handler) -> Any:
         async def answered(received: Any, context: Any) -> bytes:
@@ -208,6 +283,8 @@ class Admission(grpc.GenericRpcHandler):  # type: ignore[misc]
                     await self._fail(context, late)
                     raise late  # not reached: that has raised
                 coming.arrived(len(data))
+                if coding_of(data):
+                    data = await self.inflated(data, coming, context)
                 answering = handler(data, context)
                 del data  # as below
                 return await answering
@@ -228,7 +305,8 @@ class _OneCall(grpc.RpcMethodHandler):  # type: ignore[misc]
     request_deserializer = response_serializer = None
     unary_stream = stream_unary = stream_stream = None
 
-    def __init__(self, handler: Handler, coming: ComingMessage) -> None:
+    def __init__(self, calls: Admission, handler: Handler, coming: ComingMessage) -> None:
+        self._calls = calls
         self._handler = handler
         self._coming = coming
 
@@ -236,13 +314,27 @@ class _OneCall(grpc.RpcMethodHandler):  # type: ignore[misc]
         """The message has come."""
         coming = self._coming
         coming.arrived(len(data))
-        answering = self._handler(data, context)
-        # What ends a call with an error is in a cycle of grpc's with this frame: it keeps no bytes.
-        del data
         try:
+            if coding_of(data):
+                data = await self._calls.inflated(data, coming, context)
+            answering = self._handler(data, context)
+            # What ends a call with an error is in a cycle of grpc's with this frame: it keeps no
+            # bytes.
+            del data
             return await answering
         finally:
             coming.close()
+
+
+async def inflated(inflate: Inflate, data: bytes, coming: ComingMessage) -> bytes:
+    """A message as it was before it was compressed.
+
+    Raises:
+        ProtocolError: it cannot be decompressed, or takes too much memory then.
+    """
+    found = await inflate(data, coding_of(data))
+    coming.grew(len(found))
+    return found
 
 
 async def _unread(handler: Handler, received: Any, context: Any) -> bytes:

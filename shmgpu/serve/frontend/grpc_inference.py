@@ -1,0 +1,365 @@
+"""Inferences over gRPC: a call's message handed over, its answer or answers given back.
+
+Owns the course of such a call, alone or in a stream, and how errors end one.
+:mod:`shmgpu.serve.scheduling.inference` runs an inference, and
+:mod:`shmgpu.serve.protocol.grpc_codec` reads a request. Never knows another call of the service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import time
+import traceback
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any
+
+import grpc
+
+from shmgpu.serve.frontend.compression import coding_of, decoded
+from shmgpu.serve.frontend.grpc_admission import (
+    ComingMessage,
+    MessageMemory,
+    UnreadAnswer,
+    inflated,
+)
+from shmgpu.serve.frontend.routes import Front
+from shmgpu.serve.protocol import grpc_codec
+from shmgpu.serve.protocol.grpc_codec import MESSAGES
+from shmgpu.serve.protocol.types import InferRequest, InferResponse, ProtocolError
+from shmgpu.serve.scheduling.catalog import ServedModel
+from shmgpu.serve.scheduling.inference import Pending
+from shmgpu.serve.scheduling.statuses import answer_to
+from shmgpu.serve.scheduling.streams import Stream
+
+_now = time.monotonic_ns
+
+# What gRPC calls an HTTP status; INTERNAL for the rest.
+CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    409: grpc.StatusCode.ALREADY_EXISTS,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    499: grpc.StatusCode.CANCELLED,
+    501: grpc.StatusCode.UNIMPLEMENTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+}
+FINAL = "triton_final_response"
+WANTS_FINAL = "triton_enable_empty_final_response"
+STREAM_AHEAD = 64  # requests of one stream that may be out at once
+_InferResponse = MESSAGES["ModelInferResponse"]
+_StreamResponse = MESSAGES["ModelStreamInferResponse"]
+
+Hold = Callable[[int], UnreadAnswer]  # an answer of so many bytes, until it is taken
+
+
+class _Asked:
+    """One inference of a client's: the call that is out, and what is to become of its answer."""
+
+    def __init__(
+        self,
+        front: Front,
+        hold: Hold,
+        data: bytes,
+        parameters: dict[str, Any] | None = None,
+        traceparent: bytes = b"",
+    ) -> None:
+        started_ns = _now()
+        self.unread: UnreadAnswer | None = None  # once it is answered
+        self.answered: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.pending: Pending | None = None
+        self.id = ""
+        served: ServedModel | None = None
+        named = "", "", ""
+        try:
+            message, raw = grpc_codec.split_request(data, front.limits)
+            self.id = message.id
+            named = message.model_name, message.model_version, message.id
+            served = front.catalog.find(message.model_name, message.model_version)
+            request = grpc_codec.read_infer(message, raw, front.limits, served.metadata)
+
+            def outcome(response: InferResponse | None, error: BaseException | None) -> None:
+                if self.answered.cancelled():
+                    return
+                if response is None:
+                    assert error is not None
+                    if isinstance(error, ProtocolError):
+                        forget(error)  # it may wait for long, and its frames have the answer
+                    self.answered.set_exception(error)
+                    return
+                buffers = grpc_codec.build_infer(
+                    served.name,
+                    served.version,
+                    request,
+                    response.outputs,
+                    {**response.parameters, **(parameters or {})},
+                )
+                if parameters:
+                    buffers = grpc_codec.in_stream(buffers)
+                answer = b"".join(buffers)
+                self.unread = hold(len(answer))
+                self.answered.set_result(answer)
+
+            self.pending = front.calls.start(served, request, started_ns, outcome)
+            self.pending.traceparent = traceparent
+        except Exception as error:
+            front.calls.refused(served, started_ns, traceparent, named, error)
+            raise
+
+    async def answer(self) -> bytes:
+        """The answer's bytes; the call is given up when nobody waits for them any more."""
+        try:
+            answer: bytes = await self.answered
+            return answer
+        except asyncio.CancelledError:
+            self.give_up()
+            raise
+
+    async def answers(self) -> AsyncGenerator[bytes, None]:
+        """As a stream wants it: the only one."""
+        answer = await self.answer()
+        assert self.unread is not None
+        async for one in _sent(answer, self.unread):
+            yield one
+
+    def give_up(self) -> None:
+        """The client is gone."""
+        if self.pending is not None:
+            self.pending.cancel()
+        self.answered.cancel()
+        if self.unread is not None:
+            self.unread.close()
+
+
+class _Parts:
+    """One inference of a stream's whose answer comes in parts, made as fast as they are taken."""
+
+    def __init__(
+        self,
+        front: Front,
+        hold: Hold,
+        served: ServedModel,
+        message: Any,
+        raw: Any,
+        traceparent: bytes,
+    ) -> None:
+        self._hold = hold
+        self.id = message.id
+        self.served = served
+        self.request = grpc_codec.read_infer(message, raw, front.limits, served.metadata)
+        self._told: asyncio.Queue[InferResponse | BaseException | None] = asyncio.Queue()
+        self._stream = Stream(
+            front.calls,
+            served,
+            self.request,
+            _now(),
+            self._told.put_nowait,
+            self._told.put_nowait,
+            traceparent,
+        )
+        self._stream.begin()
+
+    async def answers(self) -> AsyncGenerator[bytes, None]:
+        """Each part as a response; then an empty one, for clients who want to be told."""
+        while isinstance(told := await self._told.get(), InferResponse):
+            try:
+                answer = self._response(told, is_final=False)
+                unread = self._hold(len(answer))
+            except ProtocolError as error:
+                self._stream.cancel(error)
+                raise
+            async for one in _sent(answer, unread):
+                yield one
+            self._stream.more()
+        if told is not None:
+            raise told
+        if self.request.parameters.get(WANTS_FINAL):
+            asked = replace(self.request, outputs=[])
+            yield self._response(InferResponse([]), is_final=True, request=asked)
+
+    def _response(
+        self, response: InferResponse, is_final: bool, request: InferRequest | None = None
+    ) -> bytes:
+        buffers = grpc_codec.build_infer(
+            self.served.name,
+            self.served.version,
+            request or self.request,
+            response.outputs,
+            {**response.parameters, FINAL: is_final},
+        )
+        return b"".join(grpc_codec.in_stream(buffers))
+
+    def give_up(self) -> None:
+        """The client is gone."""
+        self._stream.cancel()
+
+
+async def _sent(answer: bytes, unread: UnreadAnswer) -> AsyncGenerator[bytes, None]:
+    """An answer of a stream, which is asked for more when the client has taken it."""
+    try:
+        yield answer
+    finally:
+        unread.close()
+
+
+async def infer(front: Front, memory: MessageMemory, data: bytes, context: Any) -> bytes:
+    """One request, one answer."""
+    try:
+        hold = functools.partial(memory.hold, peer=context.peer())
+        asked = _Asked(front, hold, data, traceparent=traceparent_of(front, context))
+        answer = await asked.answer()
+        assert asked.unread is not None
+        context.add_done_callback(asked.unread.close)
+        return answer
+    except Exception as error:
+        failed = told_of(error)
+    del data  # whatever abort raises refers to this frame
+    await context.abort(*failed)
+    raise AssertionError  # abort has raised
+
+
+def told_of(error: BaseException) -> tuple[Any, str]:
+    """The code and the sentence of an error, which keeps nothing alive from then on.
+
+    Its traceback refers to frames that have the request, and these to what has the error: unless
+    they are parted, the request's bytes stay until the collector finds them.
+    """
+    status, sentence = answer_to(error)
+    forget(error)
+    return CODES.get(status, grpc.StatusCode.INTERNAL), sentence
+
+
+def forget(error: BaseException) -> None:
+    """Have an error keep no frame alive."""
+    seen: BaseException | None = error
+    while seen is not None:
+        traceback.clear_frames(seen.__traceback__)
+        seen.__traceback__ = None
+        seen = seen.__context__
+
+
+def traceparent_of(front: Front, context: Any) -> bytes:
+    """The client's span, where spans are made."""
+    if front.calls.spans is None:
+        return b""
+    named: str = dict(context.invocation_metadata()).get("traceparent", "")
+    return named.encode()
+
+
+async def infer_in_stream(
+    front: Front, memory: MessageMemory, received: AsyncIterator[bytes], context: Any
+) -> AsyncGenerator[bytes, None]:
+    """Requests as they come; answers in the requests' order, errors among them."""
+    hold = functools.partial(memory.hold, peer=context.peer())
+    traceparent = traceparent_of(front, context)
+    ahead = asyncio.Semaphore(STREAM_AHEAD)
+    out: asyncio.Queue[tuple[_Asked | _Parts | bytes, ComingMessage] | None] = asyncio.Queue()
+
+    async def asked_by(data: bytes, coming: ComingMessage) -> _Asked | _Parts | bytes:
+        if coding_of(data):
+            try:
+                data = await inflated(functools.partial(inflate, front), data, coming)
+            except ProtocolError as error:
+                return _failed(error, "")
+            except asyncio.CancelledError:
+                coming.close()
+                raise
+        return _asked(front, hold, data, traceparent)
+
+    async def ask() -> None:
+        try:
+            while True:
+                await ahead.acquire()
+                coming = await memory.wait()
+                data = await anext(received, None)
+                if data is None:
+                    coming.close()
+                    return
+                coming.arrived(len(data))
+                out.put_nowait((await asked_by(data, coming), coming))
+                del data
+        finally:
+            out.put_nowait(None)
+
+    asking = asyncio.ensure_future(ask())
+    asked: _Asked | _Parts | bytes | None = None
+    try:
+        while (item := await out.get()) is not None:
+            asked, coming = item
+            if isinstance(asked, bytes):
+                yield asked
+            else:
+                try:
+                    async with contextlib.aclosing(asked.answers()) as answers:
+                        async for answer in answers:
+                            yield answer
+                except Exception as error:
+                    yield _failed(error, asked.id)
+            coming.close()
+            ahead.release()
+        await asking
+    finally:
+        asking.cancel()
+        if isinstance(asked, (_Asked, _Parts)):
+            asked.give_up()
+            coming.close()
+        while not out.empty():
+            item = out.get_nowait()
+            if item is not None:
+                asked, coming = item
+                coming.close()
+                if isinstance(asked, (_Asked, _Parts)):
+                    asked.give_up()
+
+
+async def inflate(front: Front, data: bytes, coding: bytes) -> bytes:
+    """A message that was compressed; one after the other, beside the loop."""
+    return await front.aside.run(decoded, data, coding, front.options.max_body)
+
+
+def _asked(front: Front, hold: Hold, data: bytes, traceparent: bytes) -> _Asked | _Parts | bytes:
+    try:
+        started_ns = _now()
+        found = _streaming(front, data)
+        if found is None:
+            return _Asked(front, hold, data, {FINAL: True}, traceparent)
+        served, message, raw = found
+        try:
+            return _Parts(front, hold, served, message, raw, traceparent)
+        except Exception as error:
+            named = served.name, served.version, message.id
+            front.calls.refused(served, started_ns, traceparent, named, error)
+            raise
+    except Exception as error:
+        return _failed(error, _id_of(front, data))
+
+
+def _streaming(front: Front, data: bytes) -> tuple[ServedModel, Any, Any] | None:
+    """The streaming model that a request is for, and its parts; None: it is none, or nothing."""
+    try:
+        message, raw = grpc_codec.split_request(data, front.limits)
+        served = front.catalog.find(message.model_name, message.model_version)
+    except ProtocolError:
+        return None
+    return (served, message, raw) if served.streams else None
+
+
+def _id_of(front: Front, data: bytes) -> str:
+    try:
+        name: str = grpc_codec.split_request(data, front.limits)[0].id
+    except ProtocolError:
+        return ""
+    return name
+
+
+def _failed(error: Exception, request_id: str) -> bytes:
+    """An error as a stream reports it: the stream continues."""
+    _, sentence = told_of(error)
+    data: bytes = _StreamResponse(
+        error_message=sentence, infer_response=_InferResponse(id=request_id)
+    ).SerializeToString()
+    return data
