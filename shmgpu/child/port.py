@@ -175,7 +175,6 @@ class Port(Replies):
             self.pump()
         return result
 
-
     def _prepare_next(self, target: CallTarget, key: Any, call: Call) -> bool:
         """Make a call ready to repeat, where its arguments may pass as they lie."""
         return target.plans.get(key) is call.plan and target.prepared_calls.keep(

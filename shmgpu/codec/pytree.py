@@ -384,14 +384,6 @@ class TreeDef:
             return None
         return [index for index, kind in enumerate(kinds) if kind == _ARRAY]
 
-    def is_values_and_array(self) -> bool:
-        """Whether it is (args, {}) with plain values in args and, last, one array."""
-        tag, _, items = self._node
-        if tag != _TUPLE or len(items) != 2 or items[1][0] != _DICT or items[1][2]:
-            return False
-        kinds = [item[0] for item in items[0][2] or ()]
-        return items[0][0] == _TUPLE and kinds == [_VALUE] * (len(kinds) - 1) + [_ARRAY]
-
     @property
     def is_one_array(self) -> bool:
         """Whether the whole tree is a single array."""

@@ -35,9 +35,9 @@ class BlockReader:
 
     Attributes:
         decoded: calls that were read, by their blocks.
-        quick: those with one plain array in, after any plain values, and one out, as all that the
-            helper's loop needs to run them itself: (function, slot, body, values, argument,
-            result, its shape, its dtype, its bytes).
+        quick: those with plain arrays and values in and one array out, as all that the helper's
+            loop needs to run them itself: (function, slot, body, values, the array that follows
+            them, or where in them to put which arrays, result, its shape, its dtype, its bytes).
         refusals: how many blocks were refused.
     """
 
@@ -199,18 +199,22 @@ class BlockReader:
         if values_at < len(data):
             self._but_values[data[:values_at]] = call
         out = call.out_numpy
-        if out is not None and call.views is not None and call.tree.is_values_and_array():
-            self.quick[data] = (
-                call.function,
-                call.slot,
-                target.body,
-                tuple(call.values),
-                call.views[0],
-                out,
-                out.shape,
-                out.dtype,
-                out.nbytes,
-            )
+        if out is None or call.views is None or call.places is None:
+            return
+        # Of the commonest, one array behind values, the loop makes the arguments more quickly.
+        is_last = call.places == [len(call.values)]
+        self.quick[data] = (
+            call.function,
+            call.slot,
+            target.body,
+            call.values if is_last else call.template,
+            call.views[0] if is_last else None,
+            None if is_last else tuple(zip(call.places, call.views, strict=True)),
+            out,
+            out.shape,
+            out.dtype,
+            out.nbytes,
+        )
 
     def _output_buffer(self, block: ParameterBlock, first: int, end: int) -> tuple[int, int]:
         address, size = block.result_address, block.result_bytes

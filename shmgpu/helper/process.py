@@ -128,8 +128,8 @@ def end_copy(who: str) -> None:
 def serve(executor: BatchExecutor) -> int:
     """Take calls until there are no more.
 
-    The call that repeats (one plain array in and one out, as promised) is run right here, because
-    every Python frame it does without is time that other processes get.
+    The call that repeats (plain arrays and values in and one array out, as promised) is run right
+    here, because every Python frame it does without is time that other processes get.
     """
     works, view = core.new_works(core.MAX_BATCH)
     capacity = core.MAX_BATCH
@@ -163,10 +163,16 @@ def serve(executor: BatchExecutor) -> int:
             block = memory[offset : offset + size]  # the private copy: only it is looked at
             known = quick.get(block)
             if known is not None and known[0] == function and known[1] == slot:
-                _, _, body, values, argument, out, shape, dtype, nbytes = known
+                _, _, body, values, argument, several, out, shape, dtype, nbytes = known
                 try:
                     helper.room = expected = out.view()
-                    result = body(helper, *values, argument.view())
+                    if several is None:
+                        result = body(helper, *values, argument.view())
+                    else:
+                        arguments = values.copy()
+                        for place, one in several:
+                            arguments[place] = one.view()
+                        result = body(helper, *arguments)
                     if type(result) is ndarray and result.shape == shape and result.dtype == dtype:
                         if result is not expected:
                             out[...] = result
