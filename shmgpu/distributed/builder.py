@@ -115,7 +115,9 @@ class Builder:
     def meet(self, op: Op, value: int, axes: tuple[int, ...], rest: Callable[[int], Params]) -> int:
         """A collective of one value; its number comes when all are there."""
         groups = self.mesh.groups(axes)
-        params: list[Params] = [(0, groups[rank], *rest(rank)) for rank in self.ranks]
+        places = self.mesh.places
+        members = [tuple([places[one] for one in groups[rank]]) for rank in self.ranks]
+        params: list[Params] = [(0, members[rank], *rest(rank)) for rank in self.ranks]
         specs = [
             self._spec_of(op, (self.spec_at(value, rank),), params[rank]) for rank in self.ranks
         ]

@@ -23,14 +23,16 @@ class Mesh:
         shape: lengths of the axes.
         names: of the axes; () where they have none.
         size: how many members there are.
+        places: by rank, of each member among all by the helpers' numbers: its rank in a gang.
     """
 
-    __slots__ = ("_groups", "coordinates", "helpers", "names", "shape", "size")
+    __slots__ = ("_groups", "coordinates", "helpers", "names", "places", "shape", "size")
 
     helpers: tuple[int, ...]
     shape: tuple[int, ...]
     names: tuple[str, ...]
     size: int
+    places: tuple[int, ...]
     coordinates: tuple[tuple[int, ...], ...]
     _groups: dict[tuple[int, ...], tuple[tuple[int, ...], ...]]
     _known: ClassVar[dict[Any, Mesh]] = {}
@@ -51,6 +53,8 @@ class Mesh:
             known = cls._known[key] = object.__new__(cls)
             known.helpers, known.shape, known.names = key
             known.size = len(known.helpers)
+            in_order = sorted(known.helpers)
+            known.places = tuple([in_order.index(helper) for helper in known.helpers])
             known.coordinates = tuple(product(*map(range, known.shape)))
             known._groups = {}
         return known

@@ -114,17 +114,18 @@ class MeshMessage:
         addresses = [one.address for one in self.arrays]
         handles = [handle for handle, _ in self.residents]
         program = self.program
-        blocks = []
+        # A gang's members stand in the order of their numbers, whatever the mesh's is.
+        blocks: dict[int, Any] = dict.fromkeys(sorted(program.lowered.mesh.helpers))
         for rank, life in enumerate(self.lives):
             freed = [handle for handle, _ in self.freed[rank]]
             head = HEAD.pack(program.number, flags | COMMITS, self.first, len(handles), len(freed))
             if handles or freed:
                 head += packed_handles(len(handles) + len(freed)).pack(*handles, *freed)
             code = b"" if program.number in life.told else program.codes[rank]
-            blocks.append(
-                MemberBlock(head + self.numbers, code, addresses, program.output_bytes[rank])
+            blocks[life.number] = MemberBlock(
+                head + self.numbers, code, addresses, program.output_bytes[rank]
             )
-        call.fill(blocks, port.arena)
+        call.fill([*blocks.values()], port.arena)
         return call
 
     def delivered(self, recorder: object) -> None:

@@ -271,6 +271,9 @@ class MeshPlacer:
         self, message: MeshMessage, port: Port, buffers: Sequence[Any], addresses: list[int]
     ) -> None:
         """Take in what was read."""
+        places = message.program.lowered.mesh.places
+        buffers = [buffers[place] for place in places]
+        addresses = [addresses[place] for place in places]
         for place, node in enumerate(message.read):
             held = message.program.put_together(place, buffers, addresses, port.arena)
             if type(node.value) is Spread:

@@ -21,7 +21,8 @@ from shmgpu.distributed import (
     from_local,
     init_device_mesh,
 )
-from shmgpu.tensors import current
+from shmgpu.parallel.device_mesh import mesh_of_helpers
+from shmgpu.tensors import current, functions
 
 
 def whole(*shape):
@@ -132,6 +133,29 @@ def test_tensors_of_two_meshes_are_computed_each_on_its_own(two):
     a, b = x * 2, y * 3
     assert (a.sum().item(), b.sum().item()) == (12, 18)
     assert a.device_mesh == one and b.device_mesh == other
+
+
+def bytes_of_helpers(count):
+    found = []
+    for number in range(count):
+        (figures,) = functions.engine_figures.options(helpers=[number])()
+        found.append(sum(row["bytes"] for row in figures["children"]))
+    return found
+
+
+def test_members_in_another_order_than_their_numbers_have_what_is_said():
+    """Who has a piece is who is told to let go of it, and who may give it to a replacement."""
+    with broker_of(3):
+        mesh, array = mesh_of_helpers([2, 0, 1]), whole(4, 1000) % 7
+        x = distribute_tensor(array, mesh, [Shard(0)])
+        np.testing.assert_array_equal(x.numpy(), array)
+        assert bytes_of_helpers(3) == [4000, 4000, 8000]
+        turned = x.redistribute(mesh, [Shard(1)])
+        np.testing.assert_array_equal(turned.numpy(), array)
+        np.testing.assert_array_equal(x.full_tensor().numpy(), array)
+        np.testing.assert_array_equal((turned @ turned.T).numpy(), array @ array.T)
+        parts = (turned @ turned.T).redistribute(mesh, [Shard(0)])
+        np.testing.assert_array_equal(parts.numpy(), array @ array.T)
 
 
 def test_pieces_are_each_members_own_until_they_make_a_tensor(two):
