@@ -345,6 +345,7 @@ nn/utils                            child
 nn/__init__                         child
 parallel/programs                   child
 parallel/message                    child
+parallel/crossing                   child
 parallel/mending                    child
 parallel/placer                     child
 parallel/device_mesh                child

@@ -26,6 +26,7 @@ from shmgpu.ops.graph import Node
 from shmgpu.ops.program import ProgramDraft
 from shmgpu.ops.program_message import UnknownProgram, UnknownTensor
 from shmgpu.ops.redistribution import RECORDED
+from shmgpu.parallel.crossing import Hints, Turn, hints_of, in_the_arena
 from shmgpu.parallel.mending import mend
 from shmgpu.parallel.message import MeshMessage
 from shmgpu.parallel.programs import MeshPrograms, Wanted, layouts_of
@@ -59,6 +60,7 @@ class MeshPlacer:
         self._plans: dict[Any, GangCallPlan] = {}
         self._sent: deque[tuple[CallFuture[Any], MeshMessage]] = deque()
         self._deaths = 0  # since a message was last answered
+        self._hints: Hints = {}  # of what is on several meshes and being computed
         self.algorithm = "auto"  # of all_reduces
         self.watchers: list[Callable[[Lowered], None]] = []  # called with what is sent
 
@@ -67,24 +69,44 @@ class MeshPlacer:
     def compute(self, read: list[Node], wait: bool) -> list[Node]:
         """Have done what lies on a mesh of all that waits; what is left to be read elsewhere."""
         recorder = self._recorder
-        while True:
-            if self._sent:
-                self.settle(MAX_SENT)
-            order = needed([*(n for n in recorder.pending if n.owners), *read])
-            is_done = True
-            for mesh, nodes in self._by_mesh(order, read).items():
-                mine = set(nodes)
-                roots = [node for node in recorder.pending if node in mine]
-                recorder.pending = [node for node in recorder.pending if node not in mine]
-                own = [node for node in read if node in mine or _lies_on(mesh, node)]
-                is_done = self._compute_on(
-                    mesh, roots, own, wait, nodes if nodes is order else None
-                )
-                if not is_done:
-                    break  # what waits now is not what waited before
-                read = [node for node in read if node not in own]
-            if is_done:
-                return read
+        held: list[Node] = []  # for later turns
+        try:
+            while True:
+                if self._sent:
+                    self.settle(MAX_SENT)
+                order = needed([*(n for n in recorder.pending if n.owners), *read])
+                found, turns = self._by_mesh(order, read)
+                for turn in turns:
+                    for node in turn.kept:
+                        node.owners += 1
+                    held += turn.kept
+                is_done = all(turn.is_last for turn in turns)
+                for mesh, nodes in found.items():
+                    mine = set(nodes)
+                    shown = [node for node in recorder.pending if node in mine]
+                    later = [node for node in held if node in mine]
+                    roots = [*dict.fromkeys([*shown, *later])]
+                    recorder.pending = [node for node in recorder.pending if node not in mine]
+                    own = [node for node in read if node in mine or _lies_on(mesh, node)]
+                    passed = [one for turn in turns for one in turn.passed.get(mesh, ())]
+                    with in_the_arena(one for turn in turns for one in turn.brought.get(mesh, ())):
+                        is_sent = self._compute_on(
+                            mesh,
+                            roots,
+                            [*dict.fromkeys([*own, *passed])],
+                            wait or bool(passed),
+                            nodes if nodes is order else None,
+                        )
+                    if not is_sent:
+                        is_done = False
+                        break  # what waits now is not what waited before
+                    read = [node for node in read if node not in own]
+                if is_done:
+                    return read
+        finally:
+            self._hints.clear()
+            for node in held:
+                node.owners -= 1
 
     def explain(self, nodes: list[Node]) -> Explanation:
         """How these would be computed. ValueError where nothing is, or not on one mesh."""
@@ -102,48 +124,33 @@ class MeshPlacer:
             kept = [node for node in order if node in asked]
             draft = ProgramDraft(order, [], Spread).settled(kept, [])
             program = draft.program(Spread)
-            wanted = {program.kept[place]: layout for place, layout in _wanted(draft)}
+            wanted = {program.kept[place]: layout for place, layout in _wanted(draft, meshes[0])}
             lowered = lower(program, meshes[0], layouts_of(draft.arrays), wanted)
             return explain(program, lowered)
 
-    def _by_mesh(self, order: list[Node], read: list[Node]) -> dict[Mesh, list[Node]]:
-        """What is to be computed on each mesh."""
+    def _by_mesh(
+        self, order: list[Node], read: list[Node]
+    ) -> tuple[dict[Mesh, list[Node]], list[Turn]]:
+        """What is to be computed on each mesh; and turns of what is of several."""
         found: dict[Mesh, list[Node]] = {}
-        only = _mesh_of_all(order)
+        turns: list[Turn] = []
+        only = None if self._hints else _mesh_of_all(order)
         if only is not None:
             found[only] = order
         for part in parts_of(order) if only is None else ():
             meshes = meshes_of(part.nodes)
-            if len(meshes) > 1:
-                self._split(part.nodes, found)
+            if len(meshes) > 1 or (meshes and self._hints):
+                self._hints.update(hints_of(part.nodes))
+                turn = Turn(part.nodes, self._hints)
+                turns.append(turn)
+                for mesh in {**turn.nodes, **turn.passed}:
+                    found.setdefault(mesh, []).extend(turn.nodes.get(mesh, ()))
             elif meshes:
                 found.setdefault(meshes[0], []).extend(part.nodes)
         for node in read:
             if type(node.value) is Spread:
                 found.setdefault(node.value.layout.mesh, [])
-        return found
-
-    def _split(self, nodes: list[Node], found: dict[Mesh, list[Node]]) -> None:
-        """What was computed of what several meshes have as well; nothing may be of two."""
-        homes: dict[Node, Mesh] = {}
-        for node in nodes:
-            said_of = meshes_of([node])
-            said_of += [homes[one] for one in node.inputs if one in homes]
-            others = [mesh for mesh in said_of if mesh is not said_of[0]]
-            if others:
-                lose(
-                    node,
-                    ValueError(
-                        f"tensors of different meshes meet in one operation ({said_of[0]} and "
-                        f"{others[0]}): have all of its tensors on one mesh"
-                    ),
-                )
-            elif said_of:
-                homes[node] = said_of[0]
-        lose_what_follows(nodes, self._recorder)
-        for node, mesh in homes.items():
-            if node.value is None:
-                found.setdefault(mesh, []).append(node)
+        return found, turns
 
     # ---- one message ---------------------------------------------------------------------------
 
@@ -208,12 +215,20 @@ class MeshPlacer:
             kept = [node for node in draft.order if node.owners or node in saved]
         draft.settled(kept, [] if recorder.is_shared() else draft.unneeded(alive))
         program = self._programs.of(
-            mesh, draft, _wanted(draft), recorder.numbers.__next__, self.algorithm
+            mesh, draft, self._wanted(draft, mesh), recorder.numbers.__next__, self.algorithm
         )
         message = MeshMessage(program, draft, self._members(mesh), recorder.handle)
         recorder.handle += len(kept)
         message.alive = alive
         return message
+
+    def _wanted(self, draft: ProgramDraft, mesh: Mesh) -> Wanted:
+        found = dict(_wanted(draft, mesh))
+        for place, node in enumerate(draft.kept if self._hints else ()):
+            hint, of_leaf = self._hints.get(node, (None, False))
+            if hint is not None and of_leaf and hint.mesh is mesh:  # a leaf of an earlier turn
+                found.setdefault(place, hint)
+        return tuple(sorted(found.items(), key=_place))
 
     def _members(self, mesh: Mesh) -> list[Any]:
         lives = self._recorder.lives
@@ -467,7 +482,7 @@ def _lies_on(mesh: Mesh, node: Node) -> bool:
     return type(node.value) is Spread and node.value.layout.mesh is mesh
 
 
-def _wanted(draft: ProgramDraft) -> Wanted:
+def _wanted(draft: ProgramDraft, mesh: Mesh) -> Wanted:
     """How what is kept shall lie: what was changed in place as before, gradients as their leaves.
 
     Of each the place among what is kept.
@@ -484,7 +499,7 @@ def _wanted(draft: ProgramDraft) -> Wanted:
             continue
         place = places.get(id(tensor.grad._node))
         layout = None if place is None or place in found else said(node)
-        if place is not None and layout is not None:
+        if place is not None and layout is not None and layout.mesh is mesh:
             found[place] = layout
     return tuple(sorted(found.items(), key=_place))
 

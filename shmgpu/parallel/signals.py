@@ -140,7 +140,7 @@ def tensor(tensor_arg: Tensor, name: str, backward_name: str | None = None) -> T
     """The same elements, lying as a signal says; gradients flow through it.
 
     Args:
-        tensor_arg: on no mesh, or on that of the signal's workers.
+        tensor_arg: on any mesh, or on none.
         name: the signal's; of one that stands for nothing, the tensor is returned.
         backward_name: the signal by which its gradient lies.
     """

@@ -15,6 +15,7 @@ from shmgpu.distributed.mesh import Mesh
 from shmgpu.distributed.placements import LOCAL, Partial, Placement, Replicate, Shard
 from shmgpu.ops import redistribution
 from shmgpu.ops.graph import Node
+from shmgpu.parallel.crossing import hints_of, homes_of
 from shmgpu.parallel.device_mesh import DeviceMesh
 from shmgpu.parallel.placer import meshes_of
 from shmgpu.tensors import current
@@ -79,13 +80,15 @@ def mesh_of(of: Tensor) -> Mesh | None:
     if type(node.value) is Spread:
         mesh: Mesh = node.value.layout.mesh
         return mesh
-    found = meshes_of(needed([node])) if node.value is None else []
-    return found[0] if found else None
+    order = needed([node]) if node.value is None else []
+    found = meshes_of(order)
+    return homes_of(order, hints_of(order))[node] if len(found) > 1 else found[0] if found else None
 
 
 def _before(one: Tensor, device_mesh: DeviceMesh) -> Layout | None:
     """How it lies now, where that matters: along the axes that a part of a mesh does not name."""
-    return None if device_mesh.is_whole or mesh_of(one) is None else layout_of(one)
+    is_other = device_mesh.is_whole or mesh_of(one) is not device_mesh.whole
+    return None if is_other else layout_of(one)
 
 
 def _lies(of: Tensor, what: str) -> Layout:

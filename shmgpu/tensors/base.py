@@ -40,7 +40,7 @@ from shmgpu.tensors.grad_mode import no_grad
 from shmgpu.tensors.hooks import RemovableHandle, registered
 from shmgpu.tensors.message import Held, LostValue, said
 from shmgpu.tensors.sharing import Shared, snapshot, view
-from shmgpu.tensors.walks import is_on_mesh
+from shmgpu.tensors.walks import is_on
 
 _READ_ONLY = "a tensor's data is a read-only array: under no_grad(), change the tensor itself"
 
@@ -569,7 +569,8 @@ class Tensor:
 
         The gradient of a sum is such: what it is made of says nothing of a mesh.
         """
-        if said(self._node) is None or is_on_mesh(share):
+        layout = said(self._node)
+        if layout is None or is_on(layout.mesh, share):
             return share
         return self._where_it_is(share)
 

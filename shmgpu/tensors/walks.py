@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Set
+from typing import Any
 
 from shmgpu.ops.graph import Node, native
 from shmgpu.ops.program import ProgramDraft
@@ -31,14 +32,16 @@ def needed(roots: list[Node]) -> list[Node]:
     return sorted(seen, key=_number)
 
 
-def is_on_mesh(node: Node) -> bool:
-    """Whether a value lies on a mesh, or something that it will be computed of."""
+def is_on(mesh: Any, node: Node) -> bool:
+    """Whether a value lies on that mesh, or something that it will be computed of."""
     met, stack = {node}, [node]
     while stack:
         one = stack.pop()
-        if type(one.value) is Spread or (one.value is None and one.op in RECORDED):
+        if type(one.value) is Spread and one.value.layout.mesh is mesh:
             return True
         if one.value is None:
+            if one.op in RECORDED and one.params[0].mesh is mesh:
+                return True
             stack += [each for each in one.inputs if each not in met]
             met.update(one.inputs)
     return False
