@@ -6,6 +6,7 @@ import types
 
 import pytest
 
+from shmgpu.serve import options
 from shmgpu.serve.frontend import documents
 from shmgpu.serve.protocol.metadata import ModelMetadata, TensorMetadata
 from shmgpu.serve.protocol.types import ProtocolError
@@ -264,3 +265,14 @@ def test_the_statistics_of_no_model_are_an_error(counters):
     catalog = types.SimpleNamespace(models={}, find=find)
     with pytest.raises(ProtocolError, match="there is no model gone"):
         documents.statistics(catalog, counters, "gone")
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [
+        (1023, "1023 bytes"), (1024, "1KiB"), (1536, "1536 bytes"),
+        (5 << 19, "2560KiB"), (1 << 20, "1MiB"), (3 << 30, "3072MiB"),
+    ],
+)  # fmt: skip
+def test_a_size_is_shown_as_it_may_be_written(size, shown):
+    assert options.in_units(size) == shown
