@@ -166,9 +166,10 @@ def view(of: T, node: Node, chain: views.Chain | None = None, always: bool = Fal
         chain: how it shows them, where the node itself does not tell.
         always: PyTorch has a view in any case, though operations of the chain alone would copy.
     """
-    made: T = type(of)(node)
     if chain is None:
+        # Before it is shown: with it, all that was recorded may be sent, and forget its inputs.
         chain = views.chain_from(of._node, node)
+    made: T = type(of)(node)
     if chain is None:
         return made
     shared = of._shared

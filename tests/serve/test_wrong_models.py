@@ -177,7 +177,7 @@ def test_a_model_that_cannot_be_loaded_is_named(tmp_path, text, sentence):
     store = runner.ModelStore.__new__(runner.ModelStore)
     store.helper = Helper(0, "cpu", "default", 1)
     store.loaded, store.is_copy, store.most_models = {}, False, 64
-    store.max_batch_size = None
+    store.max_batch_size = store.modules = None
     source = {"path": str(path), "kind": "python", "name": "", "version": "1"}
     store.table = types.SimpleNamespace(read=lambda: (0, {"sources": {"1": source}}))
     with pytest.raises((errors.LoadFailed, ConfigError)) as caught:

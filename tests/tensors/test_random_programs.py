@@ -15,7 +15,7 @@ from shmgpu import ops
 from shmgpu.engine import plan
 from shmgpu.engine.plan import Options
 from shmgpu.engine.session import Engine
-from shmgpu.ops import collective, redistribution, updates
+from shmgpu.ops import casting, collective, redistribution, updates
 from shmgpu.ops.graph import Op
 from shmgpu.tensors import current
 from shmgpu.tensors import tensor as st
@@ -72,6 +72,11 @@ def put(f, x):
     return x
 
 
+def solved(f, x):
+    m = x @ x.transpose(-1, -2) / (8.0 * x.shape[-1]) + f.eye(x.shape[-2], dtype=torch.float64)
+    return f.linalg.solve(m, x) + f.linalg.inv(m) @ x + f.linalg.det(m)[..., None, None]
+
+
 # What is done, by how many tensors it takes; each fits any shape of at most three axes.
 ONE = {
     "sin": lambda f, x, r: f.sin(x),
@@ -106,6 +111,7 @@ ONE = {
     "padded": lambda f, x, r: f.pad(x, (1, -1)) if x.ndim else x,
     "symmetric": lambda f, x, r: symmetric(x * 0.5) if x.ndim > 1 else x,
     "square": lambda f, x, r: bounded(f, x @ x.transpose(-1, -2)) if x.ndim > 1 else x,
+    "equations": lambda f, x, r: bounded(f, solved(f, x)) if x.ndim > 1 else x,
     "cos": lambda f, x, r: f.cos(x) * 2.0,
     "bent": lambda f, x, r: f.erf(x) + f.sigmoid(x),
     "silu": lambda f, x, r: f.silu(x) + f.leaky_relu(x, 0.1),
@@ -328,6 +334,7 @@ def test_optimisations_are_switched_on_the_way_with_equal_results(engine, monkey
 OWN = {"rand", "randn", "checkpoint"}  # each has tests of its own
 OWN |= {row.name for row in vars(updates).values() if isinstance(row, Op)}  # an optimiser's
 OWN |= {row.name for row in (*collective.LOWERED, *redistribution.RECORDED)}
+OWN.add(casting.CAST_PARTS.name)
 
 
 def test_programs_draw_from_the_whole_table(engine):
