@@ -111,7 +111,7 @@ class Optimizer:
         if closure is not None:
             with enable_grad():
                 loss = closure()
-        with no_grad():
+        with no_grad(), current.together:
             for group in self.param_groups:
                 self._update(group)
         current.recorder().step_done()

@@ -719,16 +719,17 @@ def backward_from(
                 f"backward: the gradient's shape {seed.spec.shape} is not the tensor's {out.shape}"
             )
         seeds.append(seed)
-    found = autograd.gradients(
-        [out._node for out in outs],
-        seeds,
-        create_graph=create_graph,
-        retain_graph=create_graph if retain_graph is None else retain_graph,
-    )
-    for node, share in found.items():
-        tensor = node.leaf()
-        if tensor is not None:
-            tensor._add_grad(share)
+    with current.together:
+        found = autograd.gradients(
+            [out._node for out in outs],
+            seeds,
+            create_graph=create_graph,
+            retain_graph=create_graph if retain_graph is None else retain_graph,
+        )
+        for node, share in found.items():
+            tensor = node.leaf()
+            if tensor is not None:
+                tensor._add_grad(share)
 
 
 def as_operand(value: Any, dtype: DType | None = None) -> Any:

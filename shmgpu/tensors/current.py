@@ -122,5 +122,29 @@ def show(node: Node) -> None:
         else:  # tensors on meshes are told from others once, so nothing may come in between
             with here.lock:
                 here.pending.append(node)
-        if len(pending) > MAX_PENDING:
+        if len(pending) > MAX_PENDING and not together.depth:
             here.send()
+
+
+class _Together(threading.local):
+    """While a thread is within, nothing is sent unasked: it holds nodes that no tensor shows yet.
+
+    What is sent forgets how it was made, unless a tensor shows it. So whoever shows several nodes
+    that are made of the same ones shows them all within this. What has become too much meanwhile
+    is sent at its end.
+    """
+
+    depth = 0
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *error: object) -> None:
+        self.depth -= 1
+        if not self.depth:
+            here = recorder()
+            if len(here.pending) > MAX_PENDING:
+                here.send()
+
+
+together = _Together()

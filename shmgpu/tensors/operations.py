@@ -40,7 +40,7 @@ from shmgpu.ops import (
     windows,
 )
 from shmgpu.ops.graph import Node
-from shmgpu.tensors import autocasting
+from shmgpu.tensors import autocasting, current
 from shmgpu.tensors.base import Tensor, _leaf, as_operand
 from shmgpu.tensors.sharing import view
 
@@ -94,9 +94,10 @@ def recording(record: Callable[..., Any]) -> Callable[..., Any]:
             if is_itself and type(args[0]) is Tensor and out is args[0]._node:
                 return args[0]
             return Tensor(out)
-        if is_view and type(args[0]) is Tensor:
-            return tuple([view(args[0], one) for one in out])
-        made = [Tensor(one) for one in out]
+        with current.together:
+            if is_view and type(args[0]) is Tensor:
+                return tuple([view(args[0], one) for one in out])
+            made = [Tensor(one) for one in out]
         return type(out)(*made) if hasattr(out, "_fields") else tuple(made)
 
     call.__dict__["__signature__"] = _of_tensors(inspect.signature(record))

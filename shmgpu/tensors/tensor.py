@@ -14,7 +14,7 @@ from typing import Any
 
 from shmgpu.ops import arranging, elementwise, graph, linear, shaping, stretching
 from shmgpu.ops.promotion import TYPES
-from shmgpu.tensors import autograd, interop, whole
+from shmgpu.tensors import autograd, current, interop, whole
 from shmgpu.tensors.base import Data, Tensor, _unpickled, as_operand, from_numpy, tensor
 from shmgpu.tensors.factories import full, manual_seed, ones, rand, randn, zeros
 from shmgpu.tensors.grad_mode import no_grad
@@ -235,22 +235,26 @@ def grad(
     if grad_outputs is not None:
         given = [grad_outputs] if isinstance(grad_outputs, Tensor) else list(grad_outputs)
         seeds = [None if one is None else one._node for one in given]
-    found = autograd.gradients(
-        [one._node for one in outs],
-        seeds,
-        create_graph=create_graph,
-        retain_graph=create_graph if retain_graph is None else retain_graph,
-        only=[one._node for one in ins],
-    )
-    for index, one in enumerate(ins):
-        if one._node not in found and not allow_unused:
-            raise RuntimeError(
-                f"grad: the outputs do not depend on input {index}: omit it, or pass "
-                "allow_unused=True to get None in its place"
-            )
-    return tuple(
-        [Tensor(one._own_gradient(found[one._node])) if one._node in found else None for one in ins]
-    )
+    with current.together:
+        found = autograd.gradients(
+            [one._node for one in outs],
+            seeds,
+            create_graph=create_graph,
+            retain_graph=create_graph if retain_graph is None else retain_graph,
+            only=[one._node for one in ins],
+        )
+        for index, one in enumerate(ins):
+            if one._node not in found and not allow_unused:
+                raise RuntimeError(
+                    f"grad: the outputs do not depend on input {index}: omit it, or pass "
+                    "allow_unused=True to get None in its place"
+                )
+        return tuple(
+            [
+                Tensor(one._own_gradient(found[one._node])) if one._node in found else None
+                for one in ins
+            ]
+        )
 
 
 # ---- settings, in the spelling of GT -----------------------------------------------------------
