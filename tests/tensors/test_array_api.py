@@ -300,7 +300,7 @@ MADE = {
     "asarray of a number": lambda f: f.asarray(3),
     "asarray of bools": lambda f: f.asarray([True, False]),
     "asarray in a type": lambda f: f.asarray([1, 2], dtype=f.float32),
-    "empty": lambda f: f.empty((2, 3), dtype=f.float32) * 0,
+    "empty": lambda f: f.zeros_like(f.empty((2, 3), dtype=f.float32)),  # any bits may lie there
     "eye": lambda f: f.eye(3, dtype=f.float32),
     "eye beside": lambda f: f.eye(3, 4, k=1, dtype=f.int8),
     "eye below": lambda f: f.eye(3, 2, k=-1, dtype=f.float64),
