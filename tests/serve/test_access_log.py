@@ -77,8 +77,8 @@ def logged(tmp_path_factory):
     path = tmp_path_factory.mktemp("log") / "access.log"
     models = (servers.MODELS / name for name in ("simple.py", "streaming.py"))
     with servers.serving(*models, workers=1, helpers=1, grpc_port=0, access_log=path) as server:
-        servers.until(lambda: path.read_text().count("health/ready") > 0, "the first lines")
-        time.sleep(0.6)  # what asks whether it is ready has ended
+        server.ask("GET", "/last-of-the-start")
+        servers.until(lambda: "/last-of-the-start" in path.read_text(), "the first lines")
         yield server, path
 
 

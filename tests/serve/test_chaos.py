@@ -7,7 +7,6 @@ import collections
 import contextlib
 import json
 import os
-import pathlib
 import random
 import socket
 import struct
@@ -166,12 +165,11 @@ def descriptors(server):
     Eventfds are left out: a port makes its own when first two of its threads wait at once,
     and keeps it. So are the other sockets: they were there before the first client.
     """
-    rows = map(str.split, pathlib.Path("/proc/net/tcp").read_text().splitlines()[1:])
     mine = f":{server.port:04X}"
     connected = {
-        f"socket:[{row[9]}]": f"client {row[2]}, state {row[3]}"
-        for row in rows
-        if row[1].endswith(mine) and not row[2].endswith(":0000")
+        f"socket:[{inode}]": f"client {remote}, state {state}"
+        for local, remote, state, inode in servers.connections()
+        if local.endswith(mine) and not remote.endswith(":0000")
     }
     held = []
     for pid in server.children():
