@@ -53,31 +53,31 @@ def functions() -> dict[str, Any]:
 
     quick = shmgpu.function(arrays="numpy")
 
-    def one(helper, x):  # type: ignore[no-untyped-def]
+    def one(helper: Any, x: Any) -> Any:
         return x + 1
 
-    def two(helper, x, y):  # type: ignore[no-untyped-def]
+    def two(helper: Any, x: Any, y: Any) -> Any:
         return x + y
 
-    def three(helper, x, y, z):  # type: ignore[no-untyped-def]
+    def three(helper: Any, x: Any, y: Any, z: Any) -> Any:
         return x + y
 
-    def pair(helper, x):  # type: ignore[no-untyped-def]
+    def pair(helper: Any, x: Any) -> Any:
         return x + 1, x
 
-    def number(helper, x):  # type: ignore[no-untyped-def]
+    def number(helper: Any, x: Any) -> Any:
         return float(x[0])
 
-    def none(helper, x):  # type: ignore[no-untyped-def]
+    def none(helper: Any, x: Any) -> Any:
         return None
 
-    def boxed(helper, box):  # type: ignore[no-untyped-def]
+    def boxed(helper: Any, box: Any) -> Any:
         return {"y": box["x"] + 1}
 
-    def scaled(helper, x, k):  # type: ignore[no-untyped-def]
+    def scaled(helper: Any, x: Any, k: Any) -> Any:
         return x + k
 
-    def tensor(helper, x):  # type: ignore[no-untyped-def]
+    def tensor(helper: Any, x: Any) -> Any:
         return x + 1
 
     return {
