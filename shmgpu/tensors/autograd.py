@@ -106,12 +106,13 @@ def gradients(
     seeds: Sequence[Node | None],
     *,
     create_graph: bool,
-    retain_graph: bool,
+    retain_graph: bool | None,
     only: list[Node] | None = None,
 ) -> dict[Node, Node]:
     """The gradient of every leaf (or of those asked for) that the outputs depend on.
 
     A graph that is built as an earlier one has the gradients that were recorded for that one.
+    ``retain_graph``: whether another call may follow; None: if ``create_graph``.
 
     Raises:
         RuntimeError: the graph was released before.
@@ -130,7 +131,7 @@ def gradients(
             results: Sequence[Node] = walk()
         else:
             results = _templates.record(*structure, walk)
-    if not retain_graph:
+    if not (create_graph if retain_graph is None else retain_graph):
         _release(order)
     half = len(results) // 2
     return dict(zip(results[:half], results[half:], strict=True))

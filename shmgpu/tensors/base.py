@@ -724,7 +724,7 @@ def backward_from(
             [out._node for out in outs],
             seeds,
             create_graph=create_graph,
-            retain_graph=create_graph if retain_graph is None else retain_graph,
+            retain_graph=retain_graph,
         )
         for node, share in found.items():
             tensor = node.leaf()

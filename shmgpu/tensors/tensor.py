@@ -240,7 +240,7 @@ def grad(
             [one._node for one in outs],
             seeds,
             create_graph=create_graph,
-            retain_graph=create_graph if retain_graph is None else retain_graph,
+            retain_graph=retain_graph,
             only=[one._node for one in ins],
         )
         for index, one in enumerate(ins):
