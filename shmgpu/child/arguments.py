@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import numpy as np
@@ -75,44 +75,43 @@ class CallOptions:
 
 
 def _take_apart(
-    item: Any, parts: list[Any], given: list[Any], values: list[Any], depth: int = MAX_QUICK_DEPTH
+    items: Iterable[Any], parts: list[Any], given: list[Any], values: list[Any], depth: int
 ) -> bool:
     """Add what a call has among its arguments; False: it is sent the general way.
 
     Args:
-        item: one of them.
+        items: some of them.
         parts: of the key: what calls of one signature have in common.
         given: arrays, in the order in which a block names them.
         values: plain values likewise.
-        depth: how many containers it may still be in.
+        depth: how many containers they may still be in.
     """
-    kind = type(item)
-    if kind is _ndarray:
-        parts += (item.dtype, item.shape)
-        given.append(item)
-        return True
-    if kind in CHEAP_TYPES:
-        parts.append(kind)
-        values.append(item)
-        return True
-    if kind is tuple or kind is list or kind is dict:
-        if not depth or len(item) > MAX_QUICK_ITEMS:
+    for item in items:
+        kind = type(item)
+        if kind is _ndarray:
+            parts.append(item.dtype)
+            parts.append(item.shape)
+            given.append(item)
+        elif kind in CHEAP_TYPES:
+            parts.append(kind)
+            values.append(item)
+        elif kind is tuple or kind is list or kind is dict:
+            if not depth or len(item) > MAX_QUICK_ITEMS:
+                return False
+            parts += (kind, len(item))
+            if kind is dict:
+                parts += item
+                if not all(type(name) is str for name in item):
+                    return False
+                item = item.values()
+            if not _take_apart(item, parts, given, values, depth - 1):
+                return False
+        elif kind.__name__ == "Tensor" and arrays.is_plain_tensor(item):
+            parts += (item.dtype, item.shape)
+            given.append(item)
+        else:
             return False
-        parts += (kind, len(item))
-        if kind is dict:
-            parts += item
-            if not all(type(name) is str for name in item):
-                return False
-            item = item.values()
-        for one in item:
-            if not _take_apart(one, parts, given, values, depth - 1):
-                return False
-        return True
-    if kind.__name__ == "Tensor" and arrays.is_plain_tensor(item):
-        parts += (item.dtype, item.shape)
-        given.append(item)
-        return True
-    return False
+    return True
 
 
 def _drop(turns: deque[Any], size_bytes: int) -> int:
@@ -193,21 +192,12 @@ class Arguments:
             given.append(array)
         else:
             parts: list[Any] = []
-            for item in args:
-                kind = type(item)
-                if kind is _ndarray:
-                    parts.append(item.dtype)
-                    parts.append(item.shape)
-                    given.append(item)
-                elif kind in CHEAP_TYPES:
-                    parts.append(kind)
-                    values.append(item)
-                elif not _take_apart(item, parts, given, values):
-                    return self._prepare_any(target, args, kwargs, options)
-            for name, item in kwargs.items():
-                parts.append(name)
-                if not _take_apart(item, parts, given, values):
-                    return self._prepare_any(target, args, kwargs, options)
+            is_quick = _take_apart(args, parts, given, values, MAX_QUICK_DEPTH)
+            if is_quick and kwargs:
+                parts += kwargs
+                is_quick = _take_apart(kwargs.values(), parts, given, values, MAX_QUICK_DEPTH)
+            if not is_quick:
+                return self._prepare_any(target, args, kwargs, options)
             key = tuple(parts)
             if values and callable(target.out):  # what it declares may depend on the values
                 return self._prepare_any(target, args, kwargs, options)
@@ -216,7 +206,7 @@ class Arguments:
             return self._prepare_any(target, args, kwargs, options, key)
         addresses: list[int] = []
         base, end = self._base, self._end
-        copied: list[int] | None = None
+        outside: list[int] = []
         for item, size in zip(given, plan.nbytes, strict=True):
             try:
                 address = _address_of(item) if type(item) is _ndarray else item.data_ptr()
@@ -225,10 +215,8 @@ class Arguments:
             if not base <= address <= end - size:
                 if size == 0:
                     address = base
-                elif copied is None:
-                    copied = [len(addresses)]
                 else:
-                    copied.append(len(addresses))
+                    outside.append(len(addresses))
             addresses.append(address)
         call = self._take(plan)
         try:
@@ -236,9 +224,8 @@ class Arguments:
                 call.set_values(values, self.arena)
             elif call.signature is not plan.signature:
                 call.write(b"", self.arena)
-            if copied is not None:
-                for index in copied:
-                    addresses[index] = self._copy_in(call, index, given[index])
+            for index in outside:
+                addresses[index] = self._copy_in(call, index, given[index])
         except BaseException:
             call.release()
             raise

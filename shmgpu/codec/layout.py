@@ -36,7 +36,6 @@ from shmgpu.codec.pytree import (
     TreeDef,
     ValueReader,
     decode_values,
-    encode_value,
 )
 from shmgpu.errors import BadParams
 
@@ -250,12 +249,6 @@ _LONE_VALUE_AT = RESULT_HEAD.size + len(LONE_VALUE)
 NO_LONE_VALUE = object()
 
 
-def describe_lone_value(value: Any) -> bytes:
-    """What :func:`describe_result` gives for a result that is one plain value."""
-    data = encode_value(value)
-    return RESULT_HEAD.pack(_LONE_VALUE_AT + len(data), 1, len(data), 0) + LONE_VALUE + data
-
-
 def read_lone_value(buffer: Any, size_bytes: int) -> Any:
     """A result that is one plain value; NO_LONE_VALUE for any other: see :func:`read_result`."""
     if not _LONE_VALUE.size <= size_bytes <= len(buffer):
@@ -275,7 +268,7 @@ def read_lone_value(buffer: Any, size_bytes: int) -> Any:
 
 
 @functools.lru_cache(maxsize=256)
-def _plain(structure: bytes) -> TreeLayout:
+def plain_layout(structure: bytes) -> TreeLayout:
     """A layout of plain values alone: those of one function's results are alike."""
     return TreeLayout(structure, ())
 
@@ -297,7 +290,7 @@ def read_result(
     reader = ValueReader(data, RESULT_HEAD.size, total)
     structure = reader.take(structure_bytes)
     if count == 0 and structure_bytes <= MOST_PLAIN:
-        layout = _plain(structure)
+        layout = plain_layout(structure)
     else:
         layout = TreeLayout(structure, [ArraySpec.read(reader) for _ in range(count)])
     if reader.end - reader.offset != values_bytes:

@@ -31,11 +31,11 @@ _ARRAY, _VALUE, _TUPLE, _LIST, _DICT = 0x41, 0x56, 0x74, 0x6C, 0x64  # A V t l d
 
 LONE_VALUE = bytes((_VALUE,))  # the structure of a tree that is one plain value
 PICKLED = 0x50  # P, the kind of a value that was pickled
-SINGLETONS = {0x4E: None, 0x54: True, 0x46: False}  # kinds of values that have no bytes
-# Kinds of values that are always eight bytes, and what reads them: (bytes, offset) to a tuple.
+SINGLETONS = {0x4E: None, 0x54: True, 0x46: False}  # N T F, the kinds of values without bytes
+# The kinds of values that are always eight bytes, and what reads them: (bytes, offset) to a tuple.
 NUMBERS: dict[int, Callable[[bytes, int], tuple[Any]]] = {
-    0x69: _I64.unpack_from,
-    0x66: _F64.unpack_from,
+    0x69: _I64.unpack_from,  # i
+    0x66: _F64.unpack_from,  # f
 }
 
 PLAIN_TYPES = frozenset(
@@ -182,13 +182,18 @@ def _decode_scalar(reader: ValueReader) -> Any:
     return np.frombuffer(reader.take(dtype.itemsize), dtype.numpy)[0]
 
 
+def _always(value: bool | None) -> Callable[[ValueReader], Any]:
+    return lambda reader: value
+
+
+def _number(read: Callable[[bytes, int], tuple[Any]]) -> Callable[[ValueReader], Any]:
+    return lambda reader: read(reader.take(8), 0)[0]
+
+
 _DECODERS: dict[int, Callable[[ValueReader], Any]] = {
-    0x4E: lambda reader: None,
-    0x54: lambda reader: True,
-    0x46: lambda reader: False,
-    0x69: lambda reader: _I64.unpack(reader.take(8))[0],
+    **{kind: _always(value) for kind, value in SINGLETONS.items()},
+    **{kind: _number(read) for kind, read in NUMBERS.items()},
     0x49: lambda reader: int.from_bytes(reader.take(reader.u32()), "little", signed=True),
-    0x66: lambda reader: _F64.unpack(reader.take(8))[0],
     0x63: lambda reader: complex(*_C128.unpack(reader.take(16))),
     0x73: lambda reader: reader.take(reader.u32()).decode("utf-8", "surrogatepass"),
     0x62: lambda reader: reader.take(reader.u32()),

@@ -15,7 +15,7 @@ import numpy as np
 from shmgpu import core
 from shmgpu.codec import arrays, layout
 from shmgpu.codec.layout import TreeLayout
-from shmgpu.codec.pytree import PLAIN_TYPES, encode_values, flatten
+from shmgpu.codec.pytree import LONE_VALUE, PLAIN_TYPES, encode_value, encode_values, flatten
 from shmgpu.errors import BadParams
 from shmgpu.helper.arena_views import ArenaViews
 from shmgpu.helper.decoded import (
@@ -61,13 +61,9 @@ class ResultWriter:
         if call.hint is not None and self._put_as_promised(target, call, result):
             return core.OK, 0
         if type(result) in PLAIN_TYPES and not target.batch_max_rows:
-            description = layout.describe_lone_value(result)
-            needed = len(description)
-            if needed <= call.output_bytes:
-                offset = call.output_offset
-                self._views.memory[offset : offset + needed] = description
-                _count(_COPIED_OUT, needed)
-                return core.OK, needed
+            found = layout.plain_layout(LONE_VALUE)
+            description = layout.describe_result(found, encode_value(result))
+            return self._put_described(core.OK, call, found, description, (), key)
         flat = flatten(result, arrays.is_array, target.pickle)
         rows = call.rows
         # For a lone call, too: otherwise the function would fail only under load.
@@ -115,12 +111,11 @@ class ResultWriter:
                     return False
                 is_there = leaf.data_ptr() == out.data_ptr() and leaf.is_contiguous()
                 may_overlap = True
-            if not is_there:
-                if call.declared and may_overlap:
-                    return (
-                        False  # it may be helper.out in another order, which copying would destroy
-                    )
-                to_copy.append((leaf, out))
+            if is_there:
+                continue
+            if call.declared and may_overlap:
+                return False  # perhaps helper.out in another order, which copying would destroy
+            to_copy.append((leaf, out))
         for leaf, out in to_copy:
             if is_numpy:
                 out[...] = leaf
@@ -196,7 +191,7 @@ class ResultWriter:
         needed = layout.result_bytes(description, found)
         if needed <= call.output_bytes:
             offset, memory = call.output_offset, self._views.memory
-            if any(leaf.may_overlap for leaf in leaves):
+            if leaves and any(leaf.may_overlap for leaf in leaves):
                 # What the function returned may lie where the result goes.
                 blob = self._blob(needed, found, description, leaves)
                 memory[offset : offset + needed] = memoryview(blob).cast("B")
@@ -226,6 +221,8 @@ class ResultWriter:
         leaves: Sequence[Leaf],
     ) -> None:
         buffer[begin : begin + len(description)] = description
+        if not leaves:
+            return
         start = begin + arrays.aligned(len(description))
         for leaf, spec, offset in zip(leaves, found.specs, found.offsets, strict=True):
             if leaf.is_torch:
