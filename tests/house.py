@@ -402,6 +402,7 @@ serve/state/source_watch            child
 serve/models/region_maps            helper
 serve/models/errors                 any
 serve/models/sequences              any
+serve/models/queue_policy           any
 serve/models/declaration            any
 serve/models/request_context        any
 serve/models/response_parameters    any
@@ -421,6 +422,7 @@ serve/models/runner                 helper
 serve/models/functions              helper
 serve/models/__init__               any
 serve/scheduling/rows               child
+serve/scheduling/queues             child
 serve/scheduling/catalog            child
 serve/scheduling/templates          child
 serve/scheduling/cache              child

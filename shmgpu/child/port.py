@@ -497,9 +497,23 @@ class Port(Replies):
             self._unqueue(ticket)
         return True
 
+    def recall(self, ticket: Ticket) -> None:
+        """Take a submitted call back that no helper has been given; others go on as they do.
+
+        Its handler is told CallCancelled, and may send it again.
+        """
+        sequence = ticket.sequence
+        if sequence:
+            self.transport.cancel(sequence)
+        else:
+            self._dismiss(ticket, core.error_of(core.ECANCELLED))
+
     def expire(self, ticket: Ticket) -> None:
         """The deadline of a submitted call has passed: its handler hears of it."""
-        error = self._timeout(core.function_name(ticket.call.plan.row))
+        self._dismiss(ticket, self._timeout(core.function_name(ticket.call.plan.row)))
+
+    def _dismiss(self, ticket: Ticket, error: ShmError) -> None:
+        """Nobody waits for a submitted call any more; its handler hears why."""
         with self._lock:
             handler = ticket.handler
             if handler is None or self._out.get(ticket.number) is not ticket:

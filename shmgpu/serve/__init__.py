@@ -1,9 +1,10 @@
 """Models served to other programs over HTTP and gRPC: ``shmgpu serve``.
 
 A model file imports this: ``Model``, ``Tensor``, ``ensemble`` and the decorator ``model`` declare
-what is served; ``PreparedInputs`` is for a model's ``prepare``. Owns the launch of a server and its
-workers. Never loads the server or torch for a file that only declares. How a request travels, and
-which file owns what: README.md beside this file.
+what is served; ``PreparedInputs`` is for a model's ``prepare``, ``QueuePolicy`` says how requests
+of a priority wait. Owns the launch of a server and its workers. Never loads the server or torch for
+a file that only declares. How a request travels, and which file owns what: README.md beside this
+file.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shmgpu.serve.models.declaration import Model, Tensor, ensemble, model
     from shmgpu.serve.models.preprocessing import PreparedInputs
+    from shmgpu.serve.models.queue_policy import QueuePolicy
 
-__all__ = ["Model", "PreparedInputs", "Tensor", "ensemble", "model"]
+__all__ = ["Model", "PreparedInputs", "QueuePolicy", "Tensor", "ensemble", "model"]
 
 
 def __dir__() -> list[str]:

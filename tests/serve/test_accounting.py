@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import types
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 
 from shmgpu import CallTimeout
+from shmgpu.serve import QueuePolicy
 from shmgpu.serve.scheduling.accounting import Accounting, QueueFull
+from shmgpu.serve.scheduling.queues import ModelQueue
 from shmgpu.serve.state.counters import FIELDS, INDEX
 
-MODEL = types.SimpleNamespace(
-    base=len(FIELDS), pending=len(FIELDS) + INDEX["pending_1"], max_queue_size=0
-)
+MODEL = types.SimpleNamespace(base=len(FIELDS))
+PENDING = len(FIELDS) + INDEX["pending_1"]
+QUEUE = ModelQueue(PENDING, asdict(QueuePolicy()))
 STARTED = 0  # of a monotonic clock: all durations are more
 
 
@@ -34,40 +37,40 @@ def counted(numbers):
 
 
 def answered(accounting):
-    accounting.begin(MODEL)
-    accounting.leave(MODEL)
+    accounting.begin(QUEUE)
+    accounting.leave(QUEUE)
     accounting.succeed(MODEL, 3, 5)
     accounting.told(MODEL, STARTED)
 
 
 def answered_at_once(accounting):
-    accounting.begin(MODEL)
-    accounting.answered(MODEL, 1, 3, 5, STARTED)
+    accounting.begin(QUEUE)
+    accounting.answered(MODEL, QUEUE, 1, 3, 5, STARTED)
 
 
 def sent_again(accounting):
-    accounting.begin(MODEL)
-    accounting.leave(MODEL)
+    accounting.begin(QUEUE)
+    accounting.leave(QUEUE)
     answered(accounting)
 
 
 def unwritable(accounting):
-    accounting.begin(MODEL)
-    accounting.leave(MODEL)
+    accounting.begin(QUEUE)
+    accounting.leave(QUEUE)
     accounting.succeed(MODEL, 3, 5)
     accounting.revoke(MODEL, 3, 5)
     accounting.failed(MODEL, STARTED, ValueError())
 
 
 def expired(accounting):
-    accounting.begin(MODEL)
-    accounting.leave(MODEL)
+    accounting.begin(QUEUE)
+    accounting.leave(QUEUE)
     accounting.failed(MODEL, STARTED, CallTimeout())
 
 
 def cancelled(accounting):
-    accounting.begin(MODEL)
-    accounting.leave(MODEL)
+    accounting.begin(QUEUE)
+    accounting.leave(QUEUE)
     accounting.cancelled(MODEL, STARTED)
 
 
@@ -96,7 +99,7 @@ WAYS = [
 def test_a_request_is_counted_once_whatever_becomes_of_it(accounting, numbers, way, expected):
     way(accounting)
     assert counted(numbers) == expected
-    assert accounting.pending == 0
+    assert accounting.pending == QUEUE.pending == 0
     took = {name: int(numbers[MODEL.base + INDEX[f"{name}_ns"]]) for name in ("success", "fail")}
     assert (took["success"] > 0) == ("success_count" in expected)
     assert (took["fail"] > 0) == ("fail_count" in expected)
@@ -105,15 +108,30 @@ def test_a_request_is_counted_once_whatever_becomes_of_it(accounting, numbers, w
 
 def test_a_request_is_pending_until_it_leaves_and_one_too_many_is_refused(accounting, numbers):
     for _ in range(2):
-        accounting.admit(MODEL)
-        accounting.begin(MODEL)
+        accounting.admit(QUEUE)
+        accounting.begin(QUEUE)
     assert counted(numbers) == {"pending_1": 2}
     with pytest.raises(QueueFull) as caught:
-        accounting.admit(MODEL)
+        accounting.admit(QUEUE)
     accounting.refused(MODEL, STARTED, caught.value)
     refused = {"fail_count": 1, "refused_count": 1, "full_count": 1}
     assert counted(numbers) == {"pending_1": 2, **refused}
-    accounting.leave(MODEL)
-    accounting.leave(MODEL)
-    accounting.admit(MODEL)
+    accounting.leave(QUEUE)
+    accounting.leave(QUEUE)
+    accounting.admit(QUEUE)
     assert counted(numbers) == refused
+
+
+def test_each_queue_has_its_own_room_and_a_worker_its_part(numbers):
+    two = Accounting(memoryview(numbers), 9, workers=2)
+    first, second = (ModelQueue(PENDING, asdict(QueuePolicy(most))) for most in (2, 4))
+    two.begin(first)
+    two.begin(second)
+    two.admit(second)
+    with pytest.raises(QueueFull):
+        two.admit(first)
+    two.admit(None)
+    two.begin(second)
+    with pytest.raises(QueueFull):
+        two.admit(second)
+    assert counted(numbers) == {"pending_1": 3}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import types
+from dataclasses import asdict
 
 import pytest
 
-from shmgpu.serve import options
+from shmgpu.serve import QueuePolicy, options
 from shmgpu.serve.frontend import documents
 from shmgpu.serve.protocol.metadata import ModelMetadata, TensorMetadata
 from shmgpu.serve.protocol.types import ProtocolError
+from shmgpu.serve.scheduling.queues import ModelQueue
 from shmgpu.serve.state.counters import (
     BATCH_FIELDS,
     FIELDS,
@@ -53,8 +55,8 @@ def model(max_batch_size=0, cache=False, sequence=None, version="1", index=0, **
         max_batch_size=max_batch_size,
         cache=cache,
         sequence=sequence,
-        max_queue_size=0,
-        default_timeout=0.0,
+        queue=ModelQueue(0, asdict(QueuePolicy())),
+        queues={},
         streams=declared.get("streams", False),
         description={**PLAIN, **declared},
     )

@@ -107,6 +107,165 @@ def test_the_configuration_shows_the_policy(server):
     }
 
 
+def test_the_configuration_shows_the_policies_of_priorities(server):
+    def policy(**changed):
+        return {
+            "timeout_action": "REJECT",
+            "default_timeout_microseconds": 0,
+            "allow_timeout_override": True,
+            "max_queue_size": 0,
+        } | changed
+
+    expected = {
+        "2": policy(timeout_action="DELAY", default_timeout_microseconds=20_000),
+        "4": policy(max_queue_size=3, allow_timeout_override=False),
+    }
+    shown = json.loads(server.ask("GET", "/v2/models/batched/config")[2])["dynamic_batching"]
+    assert shown["priority_queue_policy"] == expected
+    assert (shown["priority_levels"], shown["default_priority_level"]) == (4, 4)
+    client = pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed")
+    with client.InferenceServerClient(server.grpc_address) as made:
+        found = made.get_model_config("batched").config.dynamic_batching
+    assert found.priority_levels == found.default_priority_level == 4
+    assert found.default_queue_policy.max_queue_size == 7
+    assert {
+        str(level): policy(
+            timeout_action=one.TimeoutAction.Name(one.timeout_action),
+            default_timeout_microseconds=one.default_timeout_microseconds,
+            allow_timeout_override=one.allow_timeout_override,
+            max_queue_size=one.max_queue_size,
+        )
+        for level, one in found.priority_queue_policy.items()
+    } == expected
+
+
+X = [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1.0]}]
+
+
+class Waiting:
+    """Requests in threads, each once it is pending; their statuses and turns by their names."""
+
+    def __init__(self, server):
+        self.server, self.statuses, self.turns, self.threads = server, {}, {}, []
+
+    def ask(self, name, **parameters):
+        """Have one more wait; each by a connection of its own, and as bytes where it says so."""
+        before = self.server.pending()
+        self.threads.append(threading.Thread(target=self._ask, args=(name, parameters)))
+        self.threads[-1].start()
+        servers.until(lambda: self.server.pending() > before, f"{name} is pending")
+
+    def _ask(self, name, parameters):
+        self.statuses[name], answer = infer(self.server, "graded", X, parameters=parameters)
+        if self.statuses[name] == 200:
+            self.turns[name] = answer["outputs"][0]["data"][0]
+
+    def join(self):
+        for one in self.threads:
+            one.join()
+
+
+@pytest.fixture
+def asked(server, gate):
+    """Nothing that is asked runs until the gate is there."""
+    found = Waiting(server)
+    holder = threading.Thread(target=infer, args=(server, "short", held(gate)))
+    holder.start()
+    servers.until(lambda: server.pending() == 1, "the helper is busy")
+    yield found
+    gate.touch()
+    found.join()
+    holder.join()
+
+
+def test_a_priority_has_a_queue_of_its_own(server, asked):
+    def status(**parameters):
+        return infer(server, "graded", X, parameters=parameters)[0]
+
+    asked.ask("plain")
+    asked.ask("other", priority=7)
+    assert status() == 503  # they are as many as the model takes
+    assert status(priority=9) == 503
+    asked.ask("first", priority=1)
+    assert status(priority=1) == 503
+
+
+def test_known_requests_wait_in_the_queue_of_their_priority(server, gate, tmp_path):
+    """Requests like earlier ones take the short way, which counts and refuses as the long one."""
+    header = json.dumps(
+        {
+            "inputs": [
+                {
+                    "name": "x",
+                    "datatype": "FP32",
+                    "shape": [1],
+                    "parameters": {"binary_data_size": 4},
+                }
+            ],
+            "parameters": {"priority": 1, "binary_data_output": True},
+        }
+    ).encode()
+    more = {"Inference_Header_Content_Length": str(len(header))}
+
+    def ask():
+        return server.ask("POST", "/v2/models/graded/infer", header + bytes(4), **more)[0]
+
+    assert [ask() for _ in range(8)] == [200] * 8
+    holder = threading.Thread(target=infer, args=(server, "short", held(gate)))
+    holder.start()
+    servers.until(lambda: server.pending() == 1, "the helper is busy")
+    one = threading.Thread(target=ask)
+    one.start()
+    servers.until(lambda: server.pending() == 2, "one of the priority is pending")
+    try:
+        assert ask() == 503
+    finally:
+        gate.touch()
+        one.join()
+        holder.join()
+    assert ask() == 200
+
+
+def test_a_priority_has_a_time_of_its_own_which_requests_may_not_change(server, asked):
+    named = {"priority": 2, "timeout": 25_000_000}
+    status, answer = infer(server, "graded", X, parameters=named)
+    assert (status, answer["error"]) == (503, "Request timeout expired")
+    asked.ask("plain")  # has no time, as the model gives none
+
+
+def test_a_request_that_is_delayed_waits_behind_all_others(server, gate, asked):
+    def cancelled():
+        done = subprocess.run(
+            [sys.executable, "-m", "shmgpu", "top", str(server.process.pid), "--once", "--json"],
+            env=servers.environment(),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return json.loads(done.stdout)["broker"]["cancelled"]
+
+    before = cancelled()
+    asked.ask("ahead")  # its helper may have this one already
+    asked.ask("plain")
+    asked.ask("late", priority=3)
+    servers.until(lambda: cancelled() > before, "it was taken back")
+    asked.ask("urgent", priority=1)
+    assert not asked.turns
+    gate.touch()
+    asked.join()
+    assert set(asked.statuses.values()) == {200}
+    assert asked.turns["urgent"] < asked.turns["plain"] < asked.turns["late"]
+
+
+def test_a_delayed_request_that_is_in_time_is_served_by_its_priority(server, gate, asked):
+    asked.ask("ahead")
+    asked.ask("plain")
+    asked.ask("third", priority=3, timeout=25_000_000)
+    gate.touch()
+    asked.join()
+    assert asked.turns["third"] < asked.turns["plain"]
+
+
 @pytest.mark.parametrize("given", [[], ["x"], ["text"], ["x", "text"]])
 def test_a_request_may_omit_all_inputs_that_are_optional(server, given):
     tensors = {
@@ -145,12 +304,21 @@ def test_a_model_that_needs_an_input_is_not_asked_without(server, model):
         ("max_queue_size=1.5", "max_queue_size=1.5"),
         ("default_timeout_ms=-1", "default_timeout_ms=-1"),
         ("default_timeout_ms='x'", "default_timeout_ms='x'"),
+        ("priority_queue_policy=[1]", "policies by priority"),
+        ("priority_queue_policy={5: QueuePolicy()}", "5 is no priority: use 1 to 4"),
+        ("priority_queue_policy={1: 2}", "priority 1 must have a QueuePolicy"),
+        ("priority_queue_policy={1: QueuePolicy(timeout_action='x')}", "timeout_action='x'"),
+        ("priority_queue_policy={1: QueuePolicy(allow_timeout_override=1)}", "override=1"),
+        (
+            "sequence=True, priority_queue_policy={1: QueuePolicy(timeout_action='DELAY')}",
+            'use "REJECT"',
+        ),
     ],
 )
 def test_a_policy_that_makes_no_sense_is_refused(tmp_path, said, why):
     path = tmp_path / "models.py"
     path.write_text(
-        "from shmgpu.serve import Tensor, model\n"
+        "from shmgpu.serve import QueuePolicy, Tensor, model\n"
         "X = [Tensor('x', 'FP32', (1,))]\n"
         f"@model(inputs=X, outputs=X, {said})\n"
         "def same(helper, x):\n    return x\n"

@@ -116,7 +116,7 @@ class Coalescer:
         turn.on_disconnect = self._leave[index]
         connection.waiting.append(turn)
         self._started[index] = started_ns
-        self._calls.accounting.begin(self.served)
+        self._calls.accounting.begin(self._prepared.queue)
         self.taken = index + 1
         return self.taken == len(self._turns)
 
@@ -150,7 +150,9 @@ class Coalescer:
         since = sum(started[index] for index in waiting)
         rows = count * prepared.template.rows
         # First: who has an answer may ask another worker at once how many there were.
-        self._calls.accounting.answered(self.served, count, rows, count * now - since, since)
+        self._calls.accounting.answered(
+            self.served, prepared.queue, count, rows, count * now - since, since
+        )
         for index in waiting:
             turn = self._turns[index]
             if not turn.is_answered:
@@ -192,7 +194,7 @@ class Coalescer:
         """A client has left; when all have, the call is not wanted any more."""
         accounting = self._calls.accounting
         self.gone += 1
-        accounting.leave(self.served)
+        accounting.leave(self._prepared.queue)
         accounting.cancelled(self.served, self._started[index])
         if self.gone == self.taken and self.call is not None:
             if self._calls.port.cancel(self.call):

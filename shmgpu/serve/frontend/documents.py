@@ -9,6 +9,7 @@ import importlib.metadata
 from dataclasses import replace
 from typing import Any
 
+from shmgpu.serve.models.queue_policy import LEVELS
 from shmgpu.serve.protocol.datatypes import DATATYPES
 from shmgpu.serve.protocol.metadata import TensorMetadata
 from shmgpu.serve.scheduling.catalog import Catalog, ServedModel
@@ -72,12 +73,15 @@ def config(served: ServedModel) -> dict[str, Any]:
             "preferred_batch_size": [],
             "max_queue_delay_microseconds": int(served.description["max_delay_ms"] * 1000),
         }
-        if served.max_queue_size or served.default_timeout:
-            made["dynamic_batching"]["default_queue_policy"] = {
-                "timeout_action": "REJECT",
-                "default_timeout_microseconds": int(served.default_timeout * 1e6),
-                "allow_timeout_override": True,
-                "max_queue_size": served.max_queue_size,
+        if served.queue.most or served.queue.default_timeout:
+            made["dynamic_batching"]["default_queue_policy"] = served.queue.show()
+        if served.queues:
+            made["dynamic_batching"] |= {
+                "priority_levels": LEVELS,
+                "default_priority_level": LEVELS,
+                "priority_queue_policy": {
+                    str(level): queue.show() for level, queue in served.queues.items()
+                },
             }
     return made
 

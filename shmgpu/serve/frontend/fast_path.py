@@ -65,6 +65,7 @@ class PreparedRequest:
         "inputs",
         "parts",
         "plan",
+        "queue",
         "ready",
         "served",
         "signature",
@@ -80,6 +81,7 @@ class PreparedRequest:
         assert template is not None
         self.template = template
         self.served = pending.served
+        self.queue = pending.queue
         self.plan = call.plan
         self.signature = call.plan.signature
         self.values = call.value_bytes
@@ -170,7 +172,9 @@ class RequestSlot(Pending):
         turn, started_ns = self.turn, self.started_ns
         now = _now()
         # First: who has an answer may ask another worker at once how many there were.
-        self.calls.accounting.answered(self.served, 1, self.rows, now - started_ns, started_ns)
+        self.calls.accounting.answered(
+            self.served, self.queue, 1, self.rows, now - started_ns, started_ns
+        )
         turn.connection.reply_whole(turn, b"".join(self.pieces))
         if self.timer is not None:
             self.timer.cancel()
@@ -274,7 +278,7 @@ class FastPath:
         calls, accounting = self._calls, self._accounting
         if prepared is None or accounting.pending >= accounting.most_pending:
             return False
-        if prepared.served.max_queue_size and accounting.is_full(prepared.served):
+        if prepared.queue.most and accounting.is_full(prepared.queue):
             return False
         if self._version != self._table.version:
             self.forget()
@@ -301,7 +305,7 @@ class FastPath:
         turn.on_disconnect = slot.cancel
         connection.waiting.append(turn)
         slot.started_ns = slot.sent_ns = started_ns
-        accounting.begin(slot.served)
+        accounting.begin(prepared.queue)
         if prepared.timeout is not None:
             block.deadline_ns = started_ns + int(prepared.timeout * 1e9)
             slot.timer = calls.loop.call_later(prepared.timeout, calls.expire, slot)
@@ -354,6 +358,8 @@ class FastPath:
         if pending.served.sequence or pending.digest or self._calls.spans is not None:
             return None
         if pending.request.sequence_id or call.placement:  # it matters which helper runs it
+            return None
+        if pending.queue.delays:  # its message may be taken back and sent again
             return None
         end = self._find(END, 0, count) + 4
         headers = request.headers

@@ -192,7 +192,7 @@ class Front:
     async def _infer_aside(self, request: Request, served: ServedModel, started_ns: int) -> None:
         """An inference whose request takes long to read."""
         try:
-            self.calls.accounting.admit(served)
+            self.calls.accounting.admit(served.only_queue)
             parsed = await self.aside.run(self._read, request, request.body, served)
             if not request.is_answered:  # the client is still there
                 self._start(request, served, parsed, started_ns)
@@ -421,7 +421,7 @@ async def _generate_aside(
         return generating.read(found, served, front.limits)
 
     try:
-        front.calls.accounting.admit(served)
+        front.calls.accounting.admit(served.only_queue)
         asked = await front.aside.run(read, request.body)
         if not request.is_answered:  # the client is still there
             generating.Generation(front.calls, served, asked, request, is_stream).begin()

@@ -7,17 +7,18 @@ workers, which never import the file, know the model.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from operator import index
 from typing import Any
 
 from shmgpu.errors import ConfigError
+from shmgpu.serve.models import queue_policy
+from shmgpu.serve.models.queue_policy import QueuePolicy
 from shmgpu.serve.protocol import datatypes
 
 MOST_ROWS = 4096  # of a batch; see rows.CAPACITY
 MOST_DELAY_MS = 1000  # see rows.DELAYS_MS
-MOST_TIMEOUT_MS = 86_400_000  # a day
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,8 @@ class Description:
         max_queue_size: its requests that may wait or run at once; 0: as many as the server takes.
         default_timeout_ms: of its requests that name none; 0: they have none.
         steps: what workers run instead of a call, ``"module:function"``; empty: it is no ensemble.
+        priority_queue_policy: fields of :class:`shmgpu.serve.models.queue_policy.QueuePolicy`, by
+            the priority as text.
     """
 
     name: str
@@ -106,6 +109,7 @@ class Description:
     max_queue_size: int = 0
     default_timeout_ms: float = 0.0
     steps: str = ""
+    priority_queue_policy: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """For the control table."""
@@ -141,14 +145,12 @@ class Model:
         max_queue_size: int = 0,
         default_timeout_ms: float = 0.0,
         steps: str = "",
+        priority_queue_policy: Mapping[int, QueuePolicy] | None = None,
     ) -> None:
         self.body = body
         self.name = name or getattr(body, "__name__", "model")
         self._check_kinds(max_delay_ms, parameters, prepare)
         self.steps = steps
-        self._check_policy(max_queue_size, default_timeout_ms)
-        self.max_queue_size = max_queue_size
-        self.default_timeout_ms = float(default_timeout_ms)
         self.inputs = _listed(inputs)
         self.outputs = _listed(outputs)
         self.max_batch_size = max_batch_size
@@ -163,6 +165,14 @@ class Model:
         self.prepared = _listed(prepared)
         self.cuda_graphs = cuda_graphs
         self.streams = inspect.isgeneratorfunction(body)
+        try:
+            self.policy = QueuePolicy(max_queue_size, default_timeout_ms)
+        except ConfigError as error:
+            raise ConfigError(f"model {self.name!r}: {error}") from None
+        try:
+            self.policies = queue_policy.checked(priority_queue_policy, sequence or self.streams)
+        except ConfigError as error:
+            raise ConfigError(f"model {self.name!r}: priority_queue_policy=: {error}") from None
         self._check()
         self.taken = self.prepared or self.inputs  # what the function gets
 
@@ -185,20 +195,6 @@ class Model:
         ):
             if not isinstance(value, kinds):
                 raise ConfigError(f"model {self.name!r}: {what}, not {value!r}")
-
-    def _check_policy(self, max_queue_size: Any, default_timeout_ms: Any) -> None:
-        """How its requests wait."""
-        if type(max_queue_size) is not int or max_queue_size < 0:
-            raise ConfigError(
-                f"model {self.name!r}: max_queue_size={max_queue_size!r} must be requests, 0 for "
-                "as many as the server takes"
-            )
-        is_time = type(default_timeout_ms) in (int, float)
-        if not is_time or not 0 <= default_timeout_ms <= MOST_TIMEOUT_MS:
-            raise ConfigError(
-                f"model {self.name!r}: default_timeout_ms={default_timeout_ms!r} must be 0 to "
-                f"{MOST_TIMEOUT_MS}"
-            )
 
     def _check(self) -> None:
         declared = [(self.inputs, "inputs"), (self.outputs, "outputs")]
@@ -305,9 +301,10 @@ class Model:
             self.prepare,
             [asdict(one) for one in self.prepared],
             self.cuda_graphs,
-            self.max_queue_size,
-            self.default_timeout_ms,
+            self.policy.max_queue_size,
+            self.policy.default_timeout_ms,
             self.steps,
+            queue_policy.described(self.policies),
         )
 
 
@@ -328,6 +325,7 @@ def model(
     cuda_graphs: bool = False,
     max_queue_size: int = 0,
     default_timeout_ms: float = 0.0,
+    priority_queue_policy: Mapping[int, QueuePolicy] | None = None,
 ) -> Callable[[Callable[..., Any]], Model]:
     """Serve the decorated function: ``function(helper, *inputs)`` returns its outputs in order.
 
@@ -366,6 +364,8 @@ def model(
             request beyond is answered 503. 0: as many as ``--max-queue`` lets the server take.
         default_timeout_ms: after which a request that names no ``timeout`` is answered 503; 0: none
             but the server's ``--timeout``.
+        priority_queue_policy: a :class:`QueuePolicy` by priority, 1 to 3, and 4 for requests that
+            name none: their own queue and time, instead of the two above.
 
     Raises:
         ConfigError: a declaration is impossible.
@@ -397,6 +397,7 @@ def model(
             cuda_graphs=cuda_graphs,
             max_queue_size=max_queue_size,
             default_timeout_ms=default_timeout_ms,
+            priority_queue_policy=priority_queue_policy,
         )
 
     return decorate

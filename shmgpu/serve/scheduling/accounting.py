@@ -24,6 +24,7 @@ import time
 from shmgpu.errors import CallTimeout
 from shmgpu.serve.protocol.types import ProtocolError
 from shmgpu.serve.scheduling.catalog import ServedModel
+from shmgpu.serve.scheduling.queues import ModelQueue
 from shmgpu.serve.state.counters import INDEX
 
 _SUCCESS, _SUCCESS_NS = INDEX["success_count"], INDEX["success_ns"]
@@ -66,15 +67,14 @@ class Accounting:
 
     # ---- before a request is pending -------------------------------------------------------
 
-    def admit(self, served: ServedModel) -> None:
-        """Refuse a request (QueueFull) that is one too many."""
-        if self.pending >= self.most_pending or self.is_full(served):
+    def admit(self, queue: ModelQueue | None) -> None:
+        """Refuse a request (QueueFull) that is one too many; None: its queue is not known yet."""
+        if self.pending >= self.most_pending or (queue is not None and self.is_full(queue)):
             raise QueueFull
 
-    def is_full(self, served: ServedModel) -> bool:
-        """Whether a model has as many requests as it lets wait; a part of these for each worker."""
-        most = served.max_queue_size
-        return most > 0 and self.counters[served.pending] * self.workers >= most
+    def is_full(self, queue: ModelQueue) -> bool:
+        """Whether as many requests wait as may; a part of these for each worker."""
+        return 0 < queue.most <= queue.pending * self.workers
 
     def refused(self, served: ServedModel, started_ns: int, error: BaseException) -> None:
         """A request was answered with an error before it was handed over."""
@@ -113,25 +113,34 @@ class Accounting:
 
     # ---- pending -----------------------------------------------------------------------------
 
-    def begin(self, served: ServedModel) -> None:
+    def begin(self, queue: ModelQueue) -> None:
         """A request is handed over."""
         self.pending += 1
-        self.counters[served.pending] += 1
+        queue.pending += 1
+        self.counters[queue.counter] += 1
 
-    def leave(self, served: ServedModel) -> None:
+    def leave(self, queue: ModelQueue) -> None:
         """A request is not pending any more."""
         self.pending -= 1
-        self.counters[served.pending] -= 1
+        queue.pending -= 1
+        self.counters[queue.counter] -= 1
 
     # ---- the end -----------------------------------------------------------------------------
 
     def answered(
-        self, served: ServedModel, count: int, rows: int, call_ns: int, started_ns: int
+        self,
+        served: ServedModel,
+        queue: ModelQueue,
+        count: int,
+        rows: int,
+        call_ns: int,
+        started_ns: int,
     ) -> None:
         """Requests that were pending are answered.
 
         Args:
             served: the model.
+            queue: where they were.
             count: how many requests.
             rows: of all of them together.
             call_ns: from each one's handing over to its result, summed.
@@ -139,7 +148,8 @@ class Accounting:
         """
         counters, base = self.counters, served.base
         self.pending -= count
-        counters[served.pending] -= count
+        queue.pending -= count
+        counters[queue.counter] -= count
         counters[base + _CALL_NS] += call_ns
         counters[base + _SUCCESS] += count
         counters[base + _ROWS] += rows

@@ -12,7 +12,8 @@ from shmgpu.common.logs import logger
 from shmgpu.serve.models import preprocessing
 from shmgpu.serve.protocol import datatypes
 from shmgpu.serve.protocol.metadata import ModelMetadata, TensorMetadata
-from shmgpu.serve.protocol.types import ProtocolError, cut_name
+from shmgpu.serve.protocol.types import InferRequest, ProtocolError, cut_name
+from shmgpu.serve.scheduling.queues import ModelQueue, level_of
 from shmgpu.serve.scheduling.rows import FunctionRows, ServerFunction
 from shmgpu.serve.state.control_table import ControlTable
 from shmgpu.serve.state.counters import FIELDS, INDEX
@@ -33,8 +34,8 @@ class ServedModel(ServerFunction):
         together: the target of the rows of several requests at once.
         in_regions: the target of requests with tensors in clients' regions, which are no rows of
             one array either.
-        max_queue_size: its requests that may be pending at once; 0: any number.
-        default_timeout: seconds that a request has which names no time; 0: it has no end.
+        queue: of its requests whose priority has no policy of its own.
+        queues: of those whose priority has one, by priority.
         cache: whether its answers may be kept.
         sequence: whether its requests belong to sequences; then the target of those.
         prepare: what is done to inputs before a call carries them, and ``prepared``, what it gives;
@@ -85,8 +86,12 @@ class ServedModel(ServerFunction):
             rows.infer_together[description["arrays"]], self.pool, name, max_rows
         )
         self.in_regions = ServerFunction(rows.infer_in_regions, self.pool, name)
-        self.max_queue_size: int = description["max_queue_size"]
-        self.default_timeout: float = description["default_timeout_ms"] / 1e3
+        plain = {"timeout_action": "REJECT", "allow_timeout_override": True}
+        self.queue = ModelQueue(self.pending, {**plain, **description})
+        self.queues = {
+            int(level): ModelQueue(self.pending, policy)
+            for level, policy in description["priority_queue_policy"].items()
+        }
         self.cache: bool = description["cache"]
         self.sequence: bool = description["sequence"]
         self.in_sequence = ServerFunction(
@@ -96,6 +101,15 @@ class ServedModel(ServerFunction):
         self.opening = ServerFunction(rows.open_stream[description["arrays"]], self.pool, name)
         self.continuing = ServerFunction(rows.next_part, self.pool, name)
         self.closing = ServerFunction(rows.close_stream, self.pool, name)
+
+    @property
+    def only_queue(self) -> ModelQueue | None:
+        """The queue of any request; None where that depends on its priority."""
+        return None if self.queues else self.queue
+
+    def queue_of(self, request: InferRequest) -> ModelQueue:
+        """The queue that a request waits in."""
+        return self.queues.get(level_of(request), self.queue) if self.queues else self.queue
 
 
 def _found(description: dict[str, Any], key: str, source: dict[str, Any]) -> preprocessing.Prepare:

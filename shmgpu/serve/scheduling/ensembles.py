@@ -150,7 +150,8 @@ class EnsembleRun:
         self._request = request
         self._started_ns = started_ns
         self._outcome = outcome
-        calls.accounting.begin(served)
+        self._queue = served.queue_of(request)
+        calls.accounting.begin(self._queue)
         self._task = calls.loop.create_task(self._run(ModelCalls(calls, request, depth)))
 
     def cancel(self) -> None:
@@ -166,7 +167,7 @@ class EnsembleRun:
             seconds = calls.timeout_of(served, self._request)
             response = await asyncio.wait_for(self._made(call), seconds)
         except asyncio.CancelledError:
-            accounting.leave(served)
+            accounting.leave(self._queue)
             accounting.cancelled(served, self._started_ns)
             self._trace(LEFT)
             return
@@ -174,7 +175,7 @@ class EnsembleRun:
             error = CallTimeout("the ensemble took too long")
         except (ProtocolError, ShmError) as wrong:
             error = wrong
-        accounting.leave(served)
+        accounting.leave(self._queue)
         if error is None:
             accounting.succeed(served, 1, calls.now() - begun)
             try:

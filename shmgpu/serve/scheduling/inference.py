@@ -19,7 +19,7 @@ from shmgpu.child.port import Port
 from shmgpu.child.tickets import Ticket
 from shmgpu.codec import arrays
 from shmgpu.codec.arrays import ArraySpec
-from shmgpu.errors import RemoteError, ShmError
+from shmgpu.errors import CallCancelled, RemoteError, ShmError
 from shmgpu.serve.models import preprocessing
 from shmgpu.serve.models.errors import Unloaded
 from shmgpu.serve.models.request_context import renumbered, whose
@@ -61,9 +61,11 @@ class Pending:
         "call",
         "calls",
         "digest",
+        "is_late",
         "is_over",
         "message",
         "outcome",
+        "queue",
         "request",
         "rows",
         "sent_ns",
@@ -92,6 +94,8 @@ class Pending:
         self.calls = calls
         self.served = served
         self.request = request
+        self.queue = served.queue_of(request)
+        self.is_late = False  # its time is over, and it waits behind others
         self.rows = rows
         self.started_ns = started_ns
         self.sent_ns = 0
@@ -168,7 +172,7 @@ class Calls:
             ProtocolError: the request does not fit the model, or the queue is full.
             ShmError: it cannot be carried.
         """
-        self.accounting.admit(served)
+        self.accounting.admit(served.queue_of(request))
         if served.streams:
             raise ProtocolError(
                 400,
@@ -191,7 +195,7 @@ class Calls:
         outcome: Outcome,
     ) -> Pending:
         """As :meth:`start`, for a request that is known but for its tensors' bytes."""
-        self.accounting.admit(served)
+        self.accounting.admit(served.queue_of(template.request))
         return self._begin(
             Pending(
                 self, served, template.request, args, template.rows, started_ns, outcome, template
@@ -206,14 +210,16 @@ class Calls:
 
     def _send(self, pending: Pending) -> None:
         served = pending.served
+        pending.sent_ns = now = _now()
         options = self.options(served, pending.request)
-        pending.sent_ns = _now()
+        if pending.is_late:
+            options = self._options_of_late(pending, now)
         template = pending.template
         in_regions = uses_regions(pending.request) if template is None else template.uses_regions
         target: ServerFunction = served.in_regions if in_regions else served
         if served.sequence:
             target, options = served.in_sequence, self._pinned(pending, options)
-        self.accounting.begin(served)
+        self.accounting.begin(pending.queue)
         try:
             call = self.port.submit(target, pending.args, {}, options, pending, False, False)
         except BaseException:
@@ -224,8 +230,12 @@ class Calls:
         pending.call = call
         if self.spans is not None:
             pending.message = call.sequence  # 0 while it waits for the window: no parts then
-        if options is not None and options.timeout is not None:
-            pending.timer = self.loop.call_later(options.timeout, self.expire, pending)
+        timeout = None if options is None else options.timeout
+        delay = 0.0 if pending.is_late else pending.queue.delay_of(pending.request)
+        if delay and (timeout is None or delay < timeout):
+            pending.timer = self.loop.call_later(delay, self._delay, pending)
+        elif timeout is not None:
+            pending.timer = self.loop.call_later(timeout, self.expire, pending)
 
     def _is_cached(self, pending: Pending) -> bool:
         """Whether a request's result is here; then its outcome is told soon."""
@@ -292,6 +302,7 @@ class Calls:
             if served.prepared != old.prepared:
                 return False
             pending.served = served
+            pending.queue = served.queue_of(pending.request)
             pending.args = (renumbered(pending.args[0], served.number), *pending.args[1:])
             self._send(pending)
         except (ProtocolError, ShmError):
@@ -306,6 +317,11 @@ class Calls:
         if isinstance(error, RemoteError) and error.matches(Unloaded):
             if self._again(pending):
                 return
+        if pending.is_late and isinstance(error, CallCancelled):
+            try:
+                return self._send(pending)
+            except ShmError as wrong:
+                error = wrong
         pending.is_over = True
         answer: Any = None
         if error is None:
@@ -378,7 +394,7 @@ class Calls:
     def _out(self, pending: Pending) -> None:
         """A call is not pending any more."""
         pending.call = None
-        self.accounting.leave(pending.served)
+        self.accounting.leave(pending.queue)
         if pending.timer is not None:
             pending.timer.cancel()
             pending.timer = None
@@ -388,10 +404,28 @@ class Calls:
         if pending.call is not None:
             self.port.expire(pending.call)
 
+    def _delay(self, pending: Pending) -> None:
+        """The time of a request is over: from now on it waits behind all others."""
+        if pending.call is None:
+            return
+        pending.is_late = True
+        rest = self._options_of_late(pending, _now())
+        pending.timer = None
+        if rest is not None and rest.timeout is not None:
+            pending.timer = self.loop.call_later(rest.timeout, self.expire, pending)
+        self.port.recall(pending.call)
+
+    def _options_of_late(self, pending: Pending, now: int) -> CallOptions | None:
+        """What is left of the server's time-out, and no priority."""
+        if self.timeout is None:
+            return None
+        return CallOptions(max(self.timeout - (now - pending.started_ns) / 1e9, 1e-3))
+
     def timeout_of(self, served: ServedModel, request: InferRequest) -> float | None:
         """Seconds that a request may take; None: as long as it wants."""
         timeout = self.timeout
-        asked = request.timeout_us / 1e6 or served.default_timeout
+        queue = served.queue_of(request)
+        asked = 0.0 if queue.delays else queue.timeout_of(request)
         if asked:
             timeout = asked if timeout is None else min(timeout, asked)
         return timeout

@@ -59,6 +59,7 @@ class Stream:
         self.traceparent = traceparent
         self.helper = -1
         self.is_over = False
+        self._queue = served.queue_of(request)
         self._token = next(_tokens)
         self._call: Ticket | None = None
         self._timer: Any = None
@@ -78,15 +79,15 @@ class Stream:
             self._pending = calls.start(served, self.request, self.started_ns, self._whole)
             self._pending.traceparent = self.traceparent
             return
-        calls.accounting.admit(served)
+        calls.accounting.admit(self._queue)
         first, *inputs = calls.arguments(served, self.request)
         self._args = (first, self._token, *inputs)
-        calls.accounting.begin(served)
+        calls.accounting.begin(self._queue)
         options = calls.options(served, self.request) or CallOptions()
         try:
             self._send(served.opening, self._args, options)
         except BaseException:
-            calls.accounting.leave(served)
+            calls.accounting.leave(self._queue)
             raise
         if calls.spans is not None and self._call is not None:
             self._message = self._call.sequence
@@ -115,7 +116,7 @@ class Stream:
         if self._pending is not None:
             self._pending.cancel()
             return
-        self.calls.accounting.leave(self.served)
+        self.calls.accounting.leave(self._queue)
         self.calls.accounting.cancelled(self.served, self.started_ns)
         self._trace(why)
         if self.helper >= 0:
@@ -187,9 +188,9 @@ class Stream:
         self.is_over = True
         accounting = self.calls.accounting
         if error is None:
-            accounting.answered(self.served, 1, 1, 0, self.started_ns)
+            accounting.answered(self.served, self._queue, 1, 1, 0, self.started_ns)
         else:
-            accounting.leave(self.served)
+            accounting.leave(self._queue)
             accounting.failed(self.served, self.started_ns, error)
         if isinstance(error, RemoteError) and error.matches(StreamLost):
             error = ProtocolError(503, error.message)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 
 import numpy as np
 
-from shmgpu.serve import Tensor, model
+from shmgpu.serve import QueuePolicy, Tensor, model
+
+turns = itertools.count(1)  # of the requests that were run in their order
 
 PATH = [Tensor("path", "BYTES", (1,))]
 DONE = [Tensor("done", "INT64", (1,))]
@@ -37,9 +40,28 @@ def hasty(helper, path):
     max_batch_size=4,
     max_queue_size=7,
     default_timeout_ms=1500,
+    priority_queue_policy={
+        2: QueuePolicy(default_timeout_ms=20, timeout_action="DELAY"),
+        4: QueuePolicy(max_queue_size=3, allow_timeout_override=False),
+    },
 )
 def batched(helper, x):
     return x
+
+
+@model(
+    inputs=[Tensor("x", "FP32", (1,))],
+    outputs=[Tensor("turn", "INT64", (1,))],
+    max_queue_size=2,
+    priority_queue_policy={
+        1: QueuePolicy(max_queue_size=1),
+        2: QueuePolicy(default_timeout_ms=50, allow_timeout_override=False),
+        3: QueuePolicy(default_timeout_ms=50, timeout_action="DELAY"),
+    },
+)
+def graded(helper, x):
+    """Says as which one it was run."""
+    return np.array([next(turns)])
 
 
 @model(
