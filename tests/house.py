@@ -452,6 +452,7 @@ serve/frontend/grpc_access_log      child
 serve/frontend/grpc_inference       child
 serve/frontend/grpc_server          child
 serve/worker                        child
+serve/helper_pools                  parent
 serve/overview                      parent
 serve/server                        parent
 serve/__init__                      any

@@ -101,6 +101,20 @@ def _pools(text: Any) -> int | dict[str, int]:
     return pools
 
 
+def _devices(text: Any) -> list[str] | dict[str, list[str]]:
+    """``cuda:0,cpu``, or by pool: ``fast=cuda:0,large=cuda:1,large=cuda:2``."""
+    parts = [part.strip() for part in _text(text).split(",")]
+    if not any("=" in part for part in parts):
+        return parts
+    devices: dict[str, list[str]] = {}
+    for part in parts:
+        name, sign, device = part.partition("=")
+        if not (name and sign and device):
+            raise ConfigError("either each device has its pool, as in fast=cuda:0, or none has")
+        devices.setdefault(name, []).append(device)
+    return devices
+
+
 @dataclass(frozen=True)
 class Flag:
     """One row: ``--name`` on the command line, ``name`` in the configuration file.
@@ -134,7 +148,12 @@ FLAGS = (
     Flag("uds", _text, None, "PATH", "listen on a Unix socket instead"),
     Flag("workers", _whole(1), 2, "N", "processes that speak to clients"),
     _setting("helpers", _pools, 1, "processes that compute; or pools, such as fast=2,large=1"),
-    _setting("devices", _text, None),
+    _setting(
+        "devices",
+        _devices,
+        None,
+        "devices assigned to helpers in turn, cuda:0,cuda:1 or cpu; or by pool, fast=cuda:0",
+    ),
     _setting("threads", _whole(1), None, "compute threads of each CPU helper"),
     _setting(
         "arena", _size(LEAST_ARENA), 256 << 20, "memory of each worker for requests and answers"
@@ -226,7 +245,10 @@ def page() -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     parser.add_argument(
-        "models", nargs="*", metavar="MODEL[@POOL]", help="model files, or folders of models"
+        "models",
+        nargs="*",
+        metavar="MODEL[@POOL]",
+        help="model files or folders of models; @cuda:1: on that device",
     )
     parser.add_argument(
         "--config",

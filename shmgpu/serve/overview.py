@@ -25,14 +25,15 @@ def overview(state: dict[str, Any], address: str, grpc: str, options: argparse.N
         grpc: for gRPC; empty: none.
         options: what the command line said.
     """
-    rows = [("model", "version", "rows", "file")]
+    rows = [("model", "version", "rows", "helpers on", "file")]
     for source in state["sources"].values():
         for model in source["models"]:
             batch = str(model["max_batch_size"] or "-")
-            rows.append((model["name"], model["version"], batch, source["path"]))
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+            on = ", ".join(dict.fromkeys(state["devices"][source["pool"]]))
+            rows.append((model["name"], model["version"], batch, on, source["path"]))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     lines = [
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]])
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]])
         for row in rows
     ]
     if address.startswith("http"):

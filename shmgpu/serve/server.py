@@ -35,6 +35,7 @@ from shmgpu.common.logs import logger
 from shmgpu.errors import ConfigError, LaunchError
 from shmgpu.serve import worker
 from shmgpu.serve.frontend.acceptor import BACKLOG
+from shmgpu.serve.helper_pools import pools_of
 from shmgpu.serve.models.runner import Opening
 from shmgpu.serve.overview import counted, overview
 from shmgpu.serve.scheduling.rows import FunctionRows
@@ -95,11 +96,12 @@ def serve(options: argparse.Namespace) -> None:
             )
             return opening(helper)
 
+        helpers, devices = pools_of(sources, options.helpers, options.devices)
         plan = LaunchConfig(
             children=options.workers,
-            helpers=options.helpers,
+            helpers=helpers,
             session=session,
-            devices=options.devices.split(",") if options.devices else None,
+            devices=devices,
             arena=options.arena,
             window=WINDOW,
             threads=options.threads,
@@ -110,10 +112,12 @@ def serve(options: argparse.Namespace) -> None:
         counters.append(Counters(options.workers, plan.helpers))
         held.callback(counters[0].close)
         pools: dict[str, list[int]] = {name: [] for name in plan.pools}
+        on: dict[str, list[str]] = {name: [] for name in plan.pools}
         for number, setup in enumerate(plan.setups):
             pools[setup.pool].append(number)
+            on[setup.pool].append(setup.device)
         with table.change() as state:
-            state.update(first_state(repository.in_pools(sources, list(pools))))
+            state.update(first_state(repository.in_pools(sources, list(pools)), on))
         shared = worker.WorkerConfig(
             [listener], table, counters[0], rows, grpc_address, options, pools, token, tls
         )
@@ -153,9 +157,12 @@ def serve(options: argparse.Namespace) -> None:
             raise_outcome(host, outcome)
 
 
-def first_state(sources: Sequence[repository.ModelSource]) -> dict[str, Any]:
-    """What the control table begins with."""
+def first_state(
+    sources: Sequence[repository.ModelSource], devices: dict[str, list[str]]
+) -> dict[str, Any]:
+    """What the control table begins with; ``devices`` are those of helpers, by their pool."""
     return {
+        "devices": devices,
         "sources": {str(number): entry_of(source) for number, source in enumerate(sources, 1)},
         "next_source": len(sources) + 1,
         "indices": {},

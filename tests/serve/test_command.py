@@ -209,23 +209,6 @@ def test_a_unix_socket_is_served_and_taken_away(tmp_path):
     assert not path.exists()
 
 
-def test_helpers_form_pools_and_a_model_says_which_it_is_for(tmp_path):
-    other = tmp_path / "other.py"
-    other.write_text(
-        "import numpy as np\n"
-        "from shmgpu.serve import Tensor, model\n"
-        "@model(inputs=[Tensor('x', 'FP32', (1,))], outputs=[Tensor('pool', 'BYTES', (1,))])\n"
-        "def where(helper, x):\n"
-        "    return np.array([helper.pool], dtype=object)\n"
-    )
-    with servers.serving(MODEL, f"{other}@large", helpers="small=1,large=1") as server:
-        body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}]}
-        _, _, answer = server.ask("POST", "/v2/models/where/infer", json.dumps(body).encode())
-        assert json.loads(answer)["outputs"][0]["data"] == ["large"]
-        status, _, _ = server.ask("GET", "/v2/models/scale/ready")
-        assert status == 200
-
-
 def test_sighup_loads_all_models_anew(tmp_path):
     path = tmp_path / "constant.py"
     source = (

@@ -55,6 +55,7 @@ def model(max_batch_size=0, cache=False, sequence=None, version="1", index=0, **
         max_batch_size=max_batch_size,
         cache=cache,
         sequence=sequence,
+        devices=["cpu", "cpu"],
         queue=ModelQueue(0, asdict(QueuePolicy())),
         queues={},
         streams=declared.get("streams", False),
@@ -75,6 +76,7 @@ def test_a_configuration_is_what_the_model_declares():
         ],
         "output": [{"name": "y", "data_type": "TYPE_STRING", "dims": [1]}],
         "parameters": {},
+        "instance_group": [{"name": "m_0", "kind": "KIND_CPU", "count": 2, "gpus": []}],
         "model_transaction_policy": {"decoupled": False},
     }
 

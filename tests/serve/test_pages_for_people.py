@@ -73,9 +73,9 @@ def test_with_a_token_these_pages_want_it_too(file, tmp_path):
 def test_a_server_says_what_it_serves_when_it_is_ready(file):
     with servers.serving(file, workers=1, helpers=1, max_batch_size=9, log_level="info") as server:
         said = [server.process.stdout.readline() for _ in range(5)]
-        assert said[0].split() == ["model", "version", "rows", "file"]
-        assert said[1].split() == ["scaled", "1", "9", str(file)]
-        assert said[2].split() == ["single", "1", "-", str(file)]
+        assert said[0].split() == ["model", "version", "rows", "helpers", "on", "file"]
+        assert said[1].split() == ["scaled", "1", "9", "cpu", str(file)]
+        assert said[2].split() == ["single", "1", "-", "cpu", str(file)]
         assert f"http://{server.address}/docs" in said[3]
         assert "16MiB" in said[4]
         assert "1000 requests may wait or run" in said[4]

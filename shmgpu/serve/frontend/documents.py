@@ -60,6 +60,7 @@ def config(served: ServedModel) -> dict[str, Any]:
             key: {"string_value": value}
             for key, value in (served.description["parameters"] or {}).items()
         },
+        "instance_group": _instance_group(served.name, served.devices),
         "model_transaction_policy": {"decoupled": served.description["streams"]},
     }
     if served.cache:
@@ -84,6 +85,18 @@ def config(served: ServedModel) -> dict[str, Any]:
                 },
             }
     return made
+
+
+def _instance_group(name: str, devices: list[str]) -> list[dict[str, Any]]:
+    """Where a model's helpers are, in the words of Triton's ModelInstanceGroup."""
+    shown = []
+    for number, device in enumerate(dict.fromkeys(devices)):
+        group = {"name": f"{name}_{number}", "count": devices.count(device)}
+        if device == "cpu":
+            shown.append({**group, "kind": "KIND_CPU", "gpus": []})
+        else:
+            shown.append({**group, "kind": "KIND_GPU", "gpus": [int(device.partition(":")[2])]})
+    return shown
 
 
 def _configured(one: TensorMetadata, first: int) -> dict[str, Any]:

@@ -34,6 +34,7 @@ class ServedModel(ServerFunction):
         together: the target of the rows of several requests at once.
         in_regions: the target of requests with tensors in clients' regions, which are no rows of
             one array either.
+        devices: of its helpers.
         queue: of its requests whose priority has no policy of its own.
         queues: of those whose priority has one, by priority.
         cache: whether its answers may be kept.
@@ -56,6 +57,7 @@ class ServedModel(ServerFunction):
         name: str = description["name"]
         self.version: str = description["version"]
         self.number = number
+        self.devices: list[str] = []
         self.base = index * len(FIELDS)
         self.index = index
         self.pending = self.base + INDEX["pending_0"] + source["parity"]
@@ -171,6 +173,7 @@ class Catalog:
                     key = f"{description['name']}\n{description['version']}"
                     index = self.state["indices"][key]
                     served = ServedModel(description, number, index, source, self.rows)
+                    served.devices = self.state["devices"][source["pool"]]
                 known[number] = served
                 self.models.setdefault(served.name, {})[served.version] = served
         if self._modules is not None:
