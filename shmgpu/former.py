@@ -43,7 +43,9 @@ LEFT: dict[str, Homes] = {
     },
     "shmgpu.nn.module": {"shmgpu.nn.state": ("state_arrays", "state_tensors")},
     "shmgpu.tensors": {
-        "shmgpu.tensors.base": ("Data", "Tensor", "_unpickled", "from_numpy", "tensor"),
+        "shmgpu.tensors.base": ("Tensor", "_unpickled"),
+        "shmgpu.tensors.conversion": ("from_numpy", "tensor"),
+        "shmgpu.tensors.elements": ("Data",),
         "shmgpu.tensors.factories": ("full", "manual_seed", "ones", "rand", "randn", "zeros"),
         "shmgpu.tensors.grad_mode": ("no_grad",),
         "shmgpu.tensors.tensor": ("grad", "set_verbosity"),

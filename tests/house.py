@@ -298,7 +298,10 @@ tensors/current                     child
 tensors/devices                     child
 tensors/hooks                       child
 tensors/sharing                     child
+tensors/operands                    child
+tensors/elements                    child
 tensors/base                        child
+tensors/conversion                  child
 tensors/generators                  child
 tensors/factories                   child
 tensors/operations                  child
@@ -438,6 +441,7 @@ serve/frontend/aside                child
 serve/frontend/documents            child
 serve/frontend/acceptor             child
 serve/frontend/body_memory          child
+serve/frontend/request              child
 serve/frontend/connection           child
 serve/frontend/compression          child
 serve/frontend/generate             child

@@ -1,13 +1,13 @@
 """The class of tensors: what a program works with; each shows one node of the graph.
 
-Owns what a tensor is, how its elements are read and changed in place, its gradients, and how other
-values become tensors. Its operations are added above, in :mod:`shmgpu.tensors.tensor`. Never sends
-a message: whoever reads an element asks the recorder for it.
+Owns what a tensor is, how its elements are changed in place, and its gradients. How they are read
+is below, in :mod:`shmgpu.tensors.elements`; its operations are added above, in
+:mod:`shmgpu.tensors.tensor`. Never sends a message: whoever reads an element asks the recorder for
+it.
 """
 
 from __future__ import annotations
 
-import math
 import sys
 import weakref
 from collections.abc import Sequence
@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shmgpu import arena, core
-from shmgpu.child import plans, runtime
-from shmgpu.codec import arrays, dtypes
-from shmgpu.codec.dtypes import DType
+from shmgpu import core
+from shmgpu.codec import dtypes
 from shmgpu.errors import BadParams, NotRunning
 from shmgpu.ops import (
     brackets,
@@ -33,63 +31,26 @@ from shmgpu.ops import (
 )
 from shmgpu.ops.casting import alias, cast
 from shmgpu.ops.graph import Node, spec_of
-from shmgpu.ops.promotion import CATEGORY, TYPES, bool_, float32, is_float, number
+from shmgpu.ops.promotion import CATEGORY, bool_, is_float
 from shmgpu.ops.redistribution import redistribute
 from shmgpu.tensors import autograd, current, devices, interop
+from shmgpu.tensors.elements import Data, Readable, shown_elements
 from shmgpu.tensors.grad_mode import no_grad
 from shmgpu.tensors.hooks import RemovableHandle, registered
 from shmgpu.tensors.message import Held, LostValue, said
+from shmgpu.tensors.operands import as_index, as_operand, leaf_of, places_of
 from shmgpu.tensors.sharing import Shared, snapshot, view
 from shmgpu.tensors.walks import is_on
 
-_READ_ONLY = "a tensor's data is a read-only array: under no_grad(), change the tensor itself"
 
-
-class Data(np.ndarray[Any, Any]):
-    """A tensor's elements: a read-only array.
-
-    Programs that change ``tensor.data`` in place, as PyTorch lets them, are told what does.
-    """
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        if not self.flags.writeable:
-            raise ValueError(f"{_READ_ONLY}: tensor[...] = value")
-        super().__setitem__(index, value)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.endswith("_") and not name.startswith("_") and hasattr(Tensor, name):
-            raise AttributeError(f"{_READ_ONLY}: tensor.{name}(...)")
-        raise AttributeError(f"a tensor's data is a NumPy array, which has no attribute {name!r}")
-
-    def numpy(self) -> np.ndarray[Any, Any]:
-        """The same elements as a plain array."""
-        return self.view(np.ndarray)
-
-
-class Size(int):
-    """How many elements a tensor has; called, its shape, or the length of one axis."""
-
-    shape: tuple[int, ...]
-
-    def __new__(cls, shape: tuple[int, ...]) -> Size:
-        """Of a tensor of that shape."""
-        made = super().__new__(cls, math.prod(shape))
-        made.shape = shape
-        return made
-
-    def __call__(self, dim: int | None = None) -> Any:
-        """The shape, or the length of one axis."""
-        return self.shape if dim is None else self.shape[dim]
-
-
-class Tensor:
+class Tensor(Readable):
     """An array that is computed when it is read.
 
     Attributes:
         grad: sum of the gradients that :meth:`backward` has added, or None.
     """
 
-    __slots__ = ("__weakref__", "_hooks", "_node", "_shared", "_view", "grad")
+    __slots__ = ("__weakref__", "_hooks", "_shared", "_view", "grad")
     __array_priority__ = 1000
 
     def __init__(self, node: Node) -> None:
@@ -120,28 +81,6 @@ class Tensor:
     # ---- what it is ----------------------------------------------------------------------------
 
     @property
-    def id(self) -> int:
-        """The number of its current value, as :mod:`shmgpu.debug` shows it."""
-        return self._node.number
-
-    node_id = id  # GT's name for it
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Lengths of the axes."""
-        return self._node.spec.shape
-
-    @property
-    def dtype(self) -> DType:
-        """Element type."""
-        return self._node.spec.dtype
-
-    @property
-    def ndim(self) -> int:
-        """The number of axes."""
-        return len(self._node.spec.shape)
-
-    @property
     def requires_grad(self) -> bool:
         """Whether gradients flow to or through it."""
         return self._node.needs_grad
@@ -165,24 +104,11 @@ class Tensor:
         """The matrices of the last two axes, transposed."""
         return view(self, shaping.transpose(self._node, -2, -1))
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all elements."""
-        return self._node.spec.nbytes
-
     def t(self) -> Tensor:
         """A matrix transposed; a vector as it is. ValueError for more axes."""
         if self.ndim > 2:
             raise ValueError(f"t: takes at most two axes, not {self.shape}: use mT or permute")
         return self.T
-
-    def element_size(self) -> int:
-        """Bytes of one element."""
-        return self.dtype.itemsize
-
-    def is_floating_point(self) -> bool:
-        """Whether the elements are floats."""
-        return is_float(self.dtype)
 
     @property
     def device(self) -> devices.device:
@@ -244,15 +170,6 @@ class Tensor:
         """In another element type; without one, the name of its own."""
         return f"shmgpu.{self.dtype.name}" if dtype is None else self.to(dtype)
 
-    def is_contiguous(self, memory_format: Any = None) -> bool:
-        """True: the helper decides how elements lie in memory."""
-        return True
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of one element."""
-        return self.dtype.itemsize
-
     def view_as(self, other: Tensor) -> Tensor:
         """The same elements in another tensor's shape."""
         return view(self, shaping.reshape(self._node, other.shape))
@@ -265,24 +182,6 @@ class Tensor:
         """In another tensor's element type."""
         return self.to(other.dtype)
 
-    @property
-    def size(self) -> Size:
-        """``size()`` is the shape, ``size(dim)`` the length of an axis; itself it is a number.
-
-        PyTorch's method, and NumPy's and the array API's attribute: how many elements there are.
-        """
-        return Size(self._node.spec.shape)
-
-    def dim(self) -> int:
-        """The number of axes."""
-        return self.ndim
-
-    def numel(self) -> int:
-        """The number of elements."""
-        return math.prod(self._node.spec.shape)
-
-    nelement, ndimension = numel, dim  # PyTorch's other names
-
     def __iter__(self) -> Any:
         """Its parts along the first axis, as views."""
         if not self.shape:
@@ -293,11 +192,6 @@ class Tensor:
         """Whether an element is equal to that."""
         return bool(Tensor(reductions.any(elementwise.eq(self._node, as_operand(element)))).item())
 
-    def __len__(self) -> int:
-        if not self.shape:
-            raise TypeError("a tensor without axes has no length")
-        return self.shape[0]
-
     # ---- its elements --------------------------------------------------------------------------
 
     @property
@@ -306,13 +200,11 @@ class Tensor:
 
         May be set, to a tensor or an array of any shape: no gradients flow through that.
         """
-        shown = current.elements(self._node).view(Data)
-        shown.setflags(write=False)
-        return shown
+        return shown_elements(self._node)
 
     @data.setter
     def data(self, value: Any) -> None:
-        node = alias(as_operand(value)) if type(value) is Tensor else _leaf(value, None)
+        node = alias(as_operand(value)) if type(value) is Tensor else leaf_of(value, None)
         if self._node.needs_grad and self._node.leaf is None:
             raise RuntimeError(
                 "gradients flow through this tensor: set the data of a leaf, or of detach()"
@@ -327,25 +219,6 @@ class Tensor:
         with no_grad():
             node = self._where_it_is(node)
         self._replace(node, checks=False)
-
-    def numpy(self) -> np.ndarray[Any, Any]:
-        """Its elements as a plain, read-only array."""
-        return self.data.numpy()
-
-    def item(self) -> Any:
-        """The one element as a plain number."""
-        if self.numel() != 1:
-            raise ValueError(
-                f"item() needs a tensor of one element, and the shape is {self.shape}: use tolist()"
-            )
-        return current.elements(self._node).item()
-
-    def tolist(self) -> Any:
-        """The elements as nested lists of plain numbers."""
-        return current.elements(self._node).tolist()
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        return np.array(self.data, dtype=dtype) if copy else np.asarray(self.data, dtype=dtype)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         return interop.with_numpy(Tensor, function, args, kwargs)
@@ -366,37 +239,12 @@ class Tensor:
         if kind not in CATEGORY:
             return array
         if not array.size:  # it lies nowhere
-            return tensor(array)
+            return Tensor(leaf_of(array, None))
         held = Held(array, core.address_of(array))
         return Tensor(graph.leaf(spec_of(kind, array.shape), held))
 
     def __pos__(self) -> Tensor:
         return self
-
-    def __float__(self) -> float:
-        return float(self.item())
-
-    def __int__(self) -> int:
-        return int(self.item())
-
-    def __bool__(self) -> bool:
-        if self.numel() != 1:
-            raise ValueError(
-                f"whether {self.numel()} elements are true is not one answer (the shape is "
-                f"{self.shape}): use any() or all(), or shmgpu.equal(a, b)"
-            )
-        return bool(self.item())
-
-    def __index__(self) -> int:
-        if is_float(self.dtype):
-            raise TypeError(f"a tensor of {self.dtype.name} is not an index: use int(tensor)")
-        return int(self.item())
-
-    def __format__(self, spec: str) -> str:
-        return format(self if self.shape else self.item(), spec) if spec else str(self)
-
-    def __complex__(self) -> complex:
-        return complex(self.item())
 
     def __array_namespace__(self, *, api_version: str | None = None) -> Any:
         # The package has it loaded when it is first asked for; it stands above this file.
@@ -406,12 +254,6 @@ class Tensor:
         """The tensor itself: tensors live where helpers compute."""
         devices.accepted(device)
         return self
-
-    def __dlpack__(self, **options: Any) -> Any:
-        return self.numpy().__dlpack__(**options)
-
-    def __dlpack_device__(self) -> tuple[Any, Any]:
-        return self.numpy().__dlpack_device__()
 
     # A copy is a tensor of its own: what a helper holds, and how often it is shown, are counted.
 
@@ -436,11 +278,6 @@ class Tensor:
                 "a tensor that gradients flow through cannot be pickled: pickle tensor.detach()"
             )
         return _unpickled, (np.array(self.numpy()), self.requires_grad)
-
-    def __repr__(self) -> str:
-        text = np.array2string(np.asarray(self.data), separator=", ", prefix="tensor(")
-        grad = ", requires_grad=True" if self.requires_grad else ""
-        return f"tensor({text}, dtype={self.dtype.name}{grad})"
 
     # ---- gradients -----------------------------------------------------------------------------
 
@@ -672,8 +509,8 @@ class Tensor:
                 return self[None][index.reshape(1)]
             index = index.numpy()  # it is looked at: the shape depends on its elements
         if isinstance(index, (list, np.ndarray)):
-            index = _places(index, self.shape)
-        return view(self, brackets.getitem(self._node, _as_index(index)))
+            index = places_of(index, self.shape)
+        return view(self, brackets.getitem(self._node, as_index(index)))
 
     def __setitem__(self, index: Any, value: Any) -> None:
         operand = as_operand(value, None)
@@ -681,8 +518,8 @@ class Tensor:
             if type(index) is Tensor and index.dtype is bool_ and index.ndim:
                 index = index.numpy()  # it is looked at: which values go where depends on it
             if isinstance(index, (list, np.ndarray)):
-                index = _places(index, self.shape)
-        index = _as_index(index)
+                index = places_of(index, self.shape)
+        index = as_index(index)
         if type(value) is Tensor and self._is_part(index, value):
             return  # ``x[index] += y`` has done so
         self._updated(brackets.setitem(self._node, index, operand))
@@ -693,9 +530,6 @@ class Tensor:
             return False
         chain = views.chain_from(self._node, brackets.getitem(self._node, index))
         return chain is not None and value._view == (*(self._view or ()), *chain)
-
-
-# ---- from and to what callers have -------------------------------------------------------------
 
 
 def backward_from(
@@ -732,133 +566,12 @@ def backward_from(
                 tensor._add_grad(share)
 
 
-def as_operand(value: Any, dtype: DType | None = None) -> Any:
-    """A tensor's node, a plain number as it is, anything else as a new leaf."""
-    if type(value) is Tensor:
-        return value._node
-    if isinstance(value, np.generic):
-        value = value.item()  # as weak as Python's own, as in PyTorch
-    if isinstance(value, (bool, int, float)):
-        return value if dtype is None else number(value, dtype)
-    return _leaf(value, None)
-
-
-_LISTED = frozenset((list, tuple, int, float, bool))
-_FLOAT64 = np.dtype(np.float64)
-
-
-def _leaf(data: Any, dtype: Any) -> Node:
-    """A copy of the data, in this child's arena."""
-    current.recorder()  # the first tensor of a program joins a broker, or starts one
-    if isinstance(data, Tensor):
-        data = data.data
-    is_listed = type(data) in _LISTED or not arrays.is_array(data)
-    if is_listed:
-        data = arrays.of_lists(data)
-    if dtype is not None:
-        dtype = dtypes.of_any(dtype)
-    elif is_listed and data.dtype is _FLOAT64:
-        dtype = float32  # as PyTorch takes Python's floats
-    copied, address = arena.kept(data, dtype)
-    return graph.leaf(spec_of(_kind(copied), copied.shape), Held(copied, address))
-
-
-def _as_index(index: Any) -> Any:
-    """Tensors, arrays and lists in square brackets as nodes."""
-    if isinstance(index, tuple):
-        return tuple([_as_index(one) for one in index])
-    if type(index) is Tensor:
-        return index._node
-    if isinstance(index, list) or (arrays.is_array(index) and not isinstance(index, np.generic)):
-        return _leaf(index, None)
-    return index
-
-
-def _places(index: Any, shape: tuple[int, ...]) -> Any:
-    """A mask of bools whose elements are known as the places where it holds."""
-    if isinstance(index, list) and any(isinstance(one, Tensor) for one in index):
-        return index
-    mask = np.asarray(index)
-    if mask.dtype != bool or not mask.ndim:
-        return index
-    if mask.shape != shape[: mask.ndim]:
-        raise IndexError(f"the mask's shape {mask.shape} is not a prefix of {shape}")
-    return mask.nonzero()
-
-
-def tensor(
-    data: Any, dtype: Any = None, requires_grad: bool = False, *, device: Any = None
-) -> Tensor:
-    """A tensor with a copy of the data.
-
-    Args:
-        data: a number, nested lists, an array, a torch tensor on the CPU, a tensor.
-        dtype: element type; by default that of the data, and float32 for Python's floats.
-        requires_grad: collect gradients. Integers in lists then become float32.
-        device: accepted, and changes nothing: tensors live where helpers compute.
-
-    Raises:
-        TypeError: a gradient is wanted of a type that has none.
-
-    Example:
-        >>> with shmgpu.init(inline=True):
-        ...     (shmgpu.tensor([1.0, 2.0]) * 3).tolist()
-        [3.0, 6.0]
-    """
-    if requires_grad and dtype is None and not arrays.is_array(data):
-        dtype = float32
-    devices.accepted(device)
-    made = Tensor(_leaf(data, dtype))
-    if requires_grad:
-        made.requires_grad_()
-    return made
-
-
 def _unpickled(array: np.ndarray[Any, Any], requires_grad: bool) -> Tensor:
     try:
-        return tensor(array, requires_grad=requires_grad)
+        made = Tensor(leaf_of(array, None))
     except NotRunning as error:
         raise NotRunning(
             f"unpickling a tensor makes a new one, and no tensors can be made here "
             f"({error}): pass tensor.numpy() instead"
         ) from None
-
-
-class _Lent(np.ndarray[Any, Any]):
-    """An array of the caller's that a tensor shows: a type that no view of it passes over."""
-
-
-def from_numpy(array: Any, requires_grad: bool = False) -> Tensor:
-    """A tensor of the array's elements; without a copy if the array is in this child's arena.
-
-    Such an array (``shmgpu.arena``, or a function's result) is borrowed: it is read-only while the
-    tensor, a recorded operation that waits, an array from ``.data``, or the rest of a step that a
-    helper still computes needs it. That rest ends with the next step. Any other array is copied.
-
-    Args:
-        array: a C-contiguous NumPy array to borrow; or anything that :func:`tensor` takes.
-        requires_grad: collect gradients.
-
-    Raises:
-        TypeError: tensors have no such element type, or it has no gradients.
-    """
-    current.recorder()
-    if type(array) is not np.ndarray or not runtime.require().port.arguments.holds(array):
-        return tensor(array, requires_grad=requires_grad)
-    kind = _kind(array)
-    lent = array.view(_Lent)
-    borrower = object()
-    weakref.finalize(lent, plans.return_loans, [array], borrower).atexit = False
-    plans.lend(array, borrower)
-    held = Held(lent, core.address_of(array))
-    made = Tensor(graph.leaf(spec_of(kind, array.shape), held))
     return made.requires_grad_() if requires_grad else made
-
-
-def _kind(array: np.ndarray[Any, Any]) -> DType:
-    kind = dtypes.of_numpy(array.dtype)
-    if kind not in CATEGORY:
-        raise TypeError(
-            f"tensors can be {', '.join(one.name for one in TYPES)}, not {kind.name}: convert"
-        )
-    return kind

@@ -20,7 +20,8 @@ from shmgpu.ops import creation
 from shmgpu.ops.graph import Node
 from shmgpu.ops.promotion import OF_NUMBER, category_of_number, float32, is_float
 from shmgpu.tensors import current
-from shmgpu.tensors.base import Tensor, tensor
+from shmgpu.tensors.base import Tensor
+from shmgpu.tensors.conversion import tensor
 from shmgpu.tensors.devices import accepted
 from shmgpu.tensors.generators import Generator, default_generator, seeds_of
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from shmgpu.common import seeding
 from shmgpu.tensors import devices
-from shmgpu.tensors.base import Tensor, tensor
+from shmgpu.tensors.base import Tensor
+from shmgpu.tensors.conversion import tensor
 
 DEFAULT_SEED = 67280421310721  # with which PyTorch's begin, too
 _HALF = 1 << 63

@@ -41,7 +41,8 @@ from shmgpu.ops import (
 )
 from shmgpu.ops.graph import Node
 from shmgpu.tensors import autocasting, current
-from shmgpu.tensors.base import Tensor, _leaf, as_operand
+from shmgpu.tensors.base import Tensor
+from shmgpu.tensors.operands import as_operand, leaf_of
 from shmgpu.tensors.sharing import view
 
 _ALIASES = {"axis": "dim", "keepdims": "keepdim"}  # NumPy's names, which PyTorch takes, too
@@ -136,7 +137,7 @@ def as_argument(value: Any) -> Any:
         return [as_operand(one) for one in value]
     if isinstance(value, np.generic):
         return value.item()
-    return _leaf(value, None) if arrays.is_array(value) else value
+    return leaf_of(value, None) if arrays.is_array(value) else value
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {

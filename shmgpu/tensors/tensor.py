@@ -15,9 +15,12 @@ from typing import Any
 from shmgpu.ops import arranging, elementwise, graph, linear, shaping, stretching
 from shmgpu.ops.promotion import TYPES
 from shmgpu.tensors import autograd, current, interop, whole
-from shmgpu.tensors.base import Data, Tensor, _unpickled, as_operand, from_numpy, tensor
+from shmgpu.tensors.base import Tensor, _unpickled
+from shmgpu.tensors.conversion import from_numpy, tensor
+from shmgpu.tensors.elements import Data
 from shmgpu.tensors.factories import full, manual_seed, ones, rand, randn, zeros
 from shmgpu.tensors.grad_mode import no_grad
+from shmgpu.tensors.operands import as_operand
 from shmgpu.tensors.operations import ALSO, FUNCTIONS, as_argument, recording
 from shmgpu.tensors.sharing import snapshot, view
 

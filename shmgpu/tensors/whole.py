@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from shmgpu.codec import dtypes
-from shmgpu.tensors.base import Tensor, tensor
+from shmgpu.tensors.base import Tensor
+from shmgpu.tensors.conversion import tensor
 from shmgpu.tensors.devices import accepted
 from shmgpu.tensors.factories import rand, randn
 from shmgpu.tensors.generators import Generator

@@ -11,7 +11,7 @@ import os
 import time
 
 from shmgpu.common.logs import logger
-from shmgpu.serve.frontend.connection import Request
+from shmgpu.serve.frontend.request import Request
 
 MOST_LINES = 1000  # that wait to be written
 

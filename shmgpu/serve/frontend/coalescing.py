@@ -25,7 +25,8 @@ from shmgpu.child.tickets import Ticket
 from shmgpu.codec.arrays import ArraySpec
 from shmgpu.codec.layout import TreeLayout
 from shmgpu.errors import ShmError
-from shmgpu.serve.frontend.connection import Connection, Request
+from shmgpu.serve.frontend.connection import Connection
+from shmgpu.serve.frontend.request import Request
 from shmgpu.serve.scheduling.inference import Calls, Outcome, Pending
 
 MOST_TOGETHER = 32  # requests

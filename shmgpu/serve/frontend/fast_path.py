@@ -25,7 +25,8 @@ from shmgpu.child.plans import Call
 from shmgpu.child.tickets import Ticket
 from shmgpu.errors import ArenaFull
 from shmgpu.serve.frontend.coalescing import MOST_COALESCERS, Coalescer, requests_together
-from shmgpu.serve.frontend.connection import Connection, Request, head_of
+from shmgpu.serve.frontend.connection import Connection
+from shmgpu.serve.frontend.request import Request, head_of
 from shmgpu.serve.scheduling.catalog import Catalog
 from shmgpu.serve.scheduling.inference import Calls, Outcome, Pending
 

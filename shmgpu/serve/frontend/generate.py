@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from shmgpu.serve.frontend.connection import Request, error_body
+from shmgpu.serve.frontend.request import Request, error_body
 from shmgpu.serve.protocol import datatypes, http_codec
 from shmgpu.serve.protocol.metadata import ANY
 from shmgpu.serve.protocol.types import (

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import orjson
 
 from shmgpu.serve.frontend import documents, openapi
-from shmgpu.serve.frontend.connection import Request
+from shmgpu.serve.frontend.request import Request
 from shmgpu.serve.frontend.routes import Front
 
 HTML = b"text/html; charset=utf-8"

@@ -20,8 +20,8 @@ from shmgpu.serve.frontend import documents
 from shmgpu.serve.frontend import generate as generating
 from shmgpu.serve.frontend.aside import LONG_BYTES, AsideThread
 from shmgpu.serve.frontend.compression import decoded, encoded
-from shmgpu.serve.frontend.connection import Refusal, Request, error_body
 from shmgpu.serve.frontend.fast_path import Candidate, FastPath, binary_headers
+from shmgpu.serve.frontend.request import Refusal, Request, error_body
 from shmgpu.serve.protocol import http_codec, json_reader
 from shmgpu.serve.protocol.types import InferRequest, InferResponse, ProtocolError, RequestLimits
 from shmgpu.serve.scheduling import templates
@@ -98,7 +98,7 @@ class Front:
         return 401, NO_TOKEN, b"WWW-Authenticate: Bearer\r\n"
 
     def answer(self, request: Request) -> None:
-        """Answer a request; see :class:`shmgpu.serve.frontend.connection.Answering`."""
+        """Answer a request; see :class:`shmgpu.serve.frontend.request.Answering`."""
         try:
             target = request.target
             known = self._paths.get(target)
