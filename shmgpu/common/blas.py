@@ -7,6 +7,7 @@ one before it forks, children never make a pool, and helpers ask for what they m
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -22,15 +23,40 @@ def end_threads() -> None:
         wait_policy.call(path, "blas_thread_shutdown_")
 
 
-def _find() -> list[tuple[Callable[[], int], Callable[[int], Any]]]:
-    """(get, set) of each OpenBLAS that is loaded."""
-    paths = wait_policy.loaded("openblas")
-    if not paths:
-        return []
-    import ctypes
+class _Library:
+    """One OpenBLAS that is loaded, and how many threads it uses."""
 
+    def __init__(self, library: Any, getter: Callable[[], int], setter: Callable[[int], Any]):
+        self._getter, self._setter = getter, setter
+        self.before = int(getter())
+        try:  # what the getter reads, and how many the pool has or would be made with
+            self._count = ctypes.c_int.in_dll(library, "blas_cpu_number")
+            self._most = ctypes.c_int.in_dll(library, "blas_num_threads").value
+        except ValueError:
+            self._most = 0
+
+    def get(self) -> int:
+        """How many threads it uses."""
+        return int(self._getter())
+
+    def set(self, wanted: int) -> None:
+        """Use so many; a pool that a fork has ended is not made for that.
+
+        The library's own function makes it at once, and each new thread spins for 25 ms before it
+        sleeps: twice that for each broker in whoever starts it, once in each helper.
+        """
+        if self.get() == wanted:
+            return
+        if wanted <= self._most:
+            self._count.value = wanted
+        if self.get() != wanted:
+            self._setter(wanted)
+
+
+def _find() -> list[_Library]:
+    """Each OpenBLAS that is loaded."""
     found = []
-    for path in sorted(paths):
+    for path in sorted(wait_policy.loaded("openblas")):
         try:
             library = ctypes.CDLL(path)
         except OSError:
@@ -40,7 +66,7 @@ def _find() -> list[tuple[Callable[[], int], Callable[[int], Any]]]:
                 getter = getattr(library, f"{prefix}openblas_get_num_threads{suffix}", None)
                 setter = getattr(library, f"{prefix}openblas_set_num_threads{suffix}", None)
                 if getter is not None and setter is not None:
-                    found.append((getter, setter))
+                    found.append(_Library(library, getter, setter))
     return found
 
 
@@ -48,21 +74,18 @@ class BlasThreads:
     """The number of threads before a broker started, to be put back when it has ended."""
 
     def __init__(self) -> None:
-        self._libraries = [(getter, setter, int(getter())) for getter, setter in _find()]
+        self._libraries = _find()
 
     def set(self, count: int) -> None:
         """Use that many threads, or as many as before where that is fewer."""
-        for getter, setter, before in self._libraries:
-            wanted = min(count, before)
-            if int(getter()) != wanted:
-                setter(wanted)
+        for one in self._libraries:
+            one.set(min(count, one.before))
 
     def restore(self) -> None:
         """Use as many threads as before."""
-        for getter, setter, before in self._libraries:
-            if int(getter()) != before:
-                setter(before)
+        for one in self._libraries:
+            one.set(one.before)
 
     def counts(self) -> list[int]:
         """How many threads each library uses now."""
-        return [int(getter()) for getter, _, _ in self._libraries]
+        return [one.get() for one in self._libraries]

@@ -59,9 +59,8 @@ _VIEWS = frozenset(
 _ITSELF = frozenset(["dropout"])
 
 
-def _names(record: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """Of a function over nodes: its first parameter, and what others are called in PyTorch."""
-    own = list(inspect.signature(record).parameters)
+def _names(own: list[str]) -> tuple[str, dict[str, str]]:
+    """Of a function's parameters: the first, and what others are called in PyTorch."""
     also = _ALIASES | dict(zip(("input", "other"), own, strict=False))
     if "training" in own:
         also["train"] = "training"
@@ -74,7 +73,8 @@ def recording(record: Callable[..., Any]) -> Callable[..., Any]:
     always = record.__name__ == "diagonal"  # flattened on the way, and a view of any matrix
     is_itself = record.__name__ in _ITSELF
     follow = autocasting.following(record)
-    first, also = _names(record)
+    signature = inspect.signature(record)
+    first, also = _names(list(signature.parameters))
 
     @functools.wraps(record)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -101,7 +101,7 @@ def recording(record: Callable[..., Any]) -> Callable[..., Any]:
             made = [Tensor(one) for one in out]
         return type(out)(*made) if hasattr(out, "_fields") else tuple(made)
 
-    call.__dict__["__signature__"] = _of_tensors(inspect.signature(record))
+    call.__dict__["__signature__"] = _of_tensors(signature)
     return call
 
 
@@ -109,17 +109,18 @@ _SHOWN = {"Node": "Tensor", "Operand": "Tensor | complex", "Dim": "int | Sequenc
 _SHOWN |= {"Shape": "Sequence[int]", "Found": "(values, indices)"}
 
 
+@functools.cache  # hundreds of parameters have a dozen annotations
+def _shown(annotation: Any) -> str:
+    return re.sub(r"\w+", lambda word: _SHOWN.get(word[0], word[0]), str(annotation))
+
+
 def _of_tensors(of_nodes: inspect.Signature) -> inspect.Signature:
     """What ``help()`` shows: the same in the words of whoever calls."""
-
-    def shown(annotation: Any) -> Any:
-        return re.sub(r"\w+", lambda word: _SHOWN.get(word[0], word[0]), str(annotation))
-
     return of_nodes.replace(
         parameters=[
-            one.replace(annotation=shown(one.annotation)) for one in of_nodes.parameters.values()
+            one.replace(annotation=_shown(one.annotation)) for one in of_nodes.parameters.values()
         ],
-        return_annotation=shown(of_nodes.return_annotation),
+        return_annotation=_shown(of_nodes.return_annotation),
     )
 
 

@@ -344,6 +344,32 @@ def test_numpys_linear_algebra_has_one_thread_in_children_and_its_share_in_helpe
     assert BlasThreads().counts() == before
 
 
+def test_a_broker_that_comes_and_goes_makes_no_threads_of_numpys_linear_algebra():
+    """Those that were there end with the first fork, and new ones would spin before they sleep."""
+    program = """
+        import os, numpy as np, shmgpu
+        from shmgpu.common.blas import BlasThreads
+        def threads():
+            return len(os.listdir("/proc/self/task"))
+        x = np.ones((300, 300))
+        x @ x
+        before, counts = threads(), BlasThreads().counts()
+        with shmgpu.init():
+            pass
+        print(before, threads(), counts == BlasThreads().counts(), max(counts, default=1))
+        x @ x
+        print(threads())
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, check=True
+    )
+    before, between, are_same, count, after = done.stdout.split()
+    if int(count) < 2:
+        pytest.skip("NumPy's linear algebra has one thread here anyway")
+    assert int(before) > 1 and between == b"1"
+    assert are_same == b"True" and int(after) >= int(count)
+
+
 def threads_of_process():
     return len(os.listdir("/proc/self/task"))
 
