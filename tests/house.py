@@ -15,6 +15,7 @@ no first file, so their heads stand here. Never imports the package: it reads so
 from __future__ import annotations
 
 import ast
+import functools
 import pathlib
 import re
 import signal
@@ -558,6 +559,7 @@ def c_module(name: str) -> str:
     return name if name in C_ROWS else name.rpartition("_")[0] or name
 
 
+@functools.cache
 def docstring(path: pathlib.Path) -> str:
     return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
 

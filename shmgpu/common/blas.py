@@ -23,7 +23,7 @@ def end_threads() -> None:
         wait_policy.call(path, "blas_thread_shutdown_")
 
 
-class _Library:
+class _OpenBlas:
     """One OpenBLAS that is loaded, and how many threads it uses."""
 
     def __init__(self, library: Any, getter: Callable[[], int], setter: Callable[[int], Any]):
@@ -53,7 +53,7 @@ class _Library:
             self._setter(wanted)
 
 
-def _find() -> list[_Library]:
+def _find() -> list[_OpenBlas]:
     """Each OpenBLAS that is loaded."""
     found = []
     for path in sorted(wait_policy.loaded("openblas")):
@@ -66,7 +66,7 @@ def _find() -> list[_Library]:
                 getter = getattr(library, f"{prefix}openblas_get_num_threads{suffix}", None)
                 setter = getattr(library, f"{prefix}openblas_set_num_threads{suffix}", None)
                 if getter is not None and setter is not None:
-                    found.append(_Library(library, getter, setter))
+                    found.append(_OpenBlas(library, getter, setter))
     return found
 
 
