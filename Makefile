@@ -298,6 +298,13 @@ build/fuzz/%: tests/fuzz/fuzz_%.c tests/fuzz/fuzz.h $(CORE_C) $(CORE_H)
 $(out)/fuzz/%: tests/fuzz/fuzz_%.c tests/fuzz/replay.c tests/fuzz/fuzz.h $(out)/libcore.a
 	@mkdir -p $(@D) && $(CC) $(c_test_flags) $(filter %.c,$^) $(out)/libcore.a -lm -o $@
 
+# ---- audit -------------------------------------------------------------------------------
+
+AUDIT := $(VENV)-audit
+.PHONY: audit
+audit: $(VENV)/.stamp-dev ## known weaknesses: pip-audit, bandit, a bill of materials, hashes of the pins (T='code hashes')
+	@if .ci/audit-tools "$(PYTHON)" "$(AUDIT)"; then $(PY) tests/audit "$(AUDIT)/bin" "$(abspath $(PY))" $(T); fi
+
 # ---- release -----------------------------------------------------------------------------
 
 .PHONY: dist abi clean distclean
@@ -334,5 +341,5 @@ clean: ## everything that was built, but not the virtual environment
 	@rm -rf build dist shmgpu/_*.so *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
 
-distclean: clean ## the virtual environment too
-	@rm -rf $(VENV)
+distclean: clean ## the virtual environments too
+	@rm -rf $(VENV) $(AUDIT)
