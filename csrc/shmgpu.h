@@ -441,19 +441,20 @@ typedef struct shm_block {
   uint64_t result_bytes;
   uint64_t arrays[];           /* addresses */
 } shm_block_t;
-/* A call that differs from the last one only in the addresses of its one array argument and of its
- * output buffer: writes both into the block and then does what shm_port_call does without a
+/* A call that differs from the last one only in the addresses of its array arguments and of its
+ * output buffer: writes them into the block and then does what shm_port_call does without a
  * deadline. */
 typedef struct shm_repeat {
   shm_call_config_t config;
   uint64_t params;             /* a shm_block_t */
-  uint64_t argument_bytes;
   uint64_t room_bytes;
   shm_reply_t *reply;
+  uint64_t arguments;          /* how many arrays */
+  uint64_t argument_bytes[];   /* of each */
 } shm_repeat_t;
 /* SHM_OK when the reply's value is 0, and 1 when it is not. SHM_EBAD_PARAMS with
- * reply->sequence 0: argument does not lie in the arena, nothing was sent. */
-int shm_port_repeat(const shm_repeat_t *repeat, const void *argument, void *room);
+ * reply->sequence 0: an argument does not lie in the arena, nothing was sent. */
+int shm_port_repeat(const shm_repeat_t *repeat, const uint64_t arguments[], uint64_t room);
 /* Never waits: SHM_EAGAIN when the window is full. Its replies come out of shm_port_drain, or of
  * shm_port_take_end and shm_port_take_growing, and carry the ticket. *sequence is written only if
  * the call is sent, before any reply can come. */

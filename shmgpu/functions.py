@@ -19,15 +19,13 @@ from typing import (
     overload,
 )
 
-import numpy as np
-
 from shmgpu import core
 from shmgpu.child import runtime
 from shmgpu.child.arguments import CallOptions
 from shmgpu.child.futures import CallFuture, LoopHandler, Started, readers
 from shmgpu.child.gang_calls import GangCall
 from shmgpu.child.plans import PlanTable
-from shmgpu.child.prepared import PreparedCalls
+from shmgpu.child.quick import QuickFunction
 from shmgpu.child.raw_calls import RawCall
 from shmgpu.common.parsers import parse_bool, parse_count, shortened
 from shmgpu.common.progress import ProgressBar
@@ -42,10 +40,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_ndarray = np.ndarray
 
-
-class Function(DeclaredFunction, Generic[P, R]):
+class Function(DeclaredFunction, QuickFunction, Generic[P, R]):
     """A function that helpers run; what :func:`function` returns.
 
     Calling it sends a message and waits. Without a broker, :meth:`local` runs the original.
@@ -53,15 +49,20 @@ class Function(DeclaredFunction, Generic[P, R]):
 
     def _prepare(self) -> None:
         self.plans = PlanTable()
-        self.prepared_calls = PreparedCalls()
-        self.plans_port: Any = None
+        self.signatures = None if self.mutates else []
+        self.plans_port = None
 
     def use_row(self, row: int) -> None:
         """From now on it is called by this row, of another broker: no plan is of use any more."""
         self.row = row
         self.plans_port = None
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    if TYPE_CHECKING:
+
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+            """As :meth:`call_in_python`, which C leaves to Python what it does not do itself."""
+
+    def call_in_python(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run in a helper and wait for the result.
 
         Raises:
@@ -71,15 +72,7 @@ class Function(DeclaredFunction, Generic[P, R]):
         port = runtime.port
         if port is None or (port.rejoins and port.is_lost()):
             port = runtime.require_port()
-        result: R
-        if len(args) == 1 and not kwargs:
-            array: Any = args[0]
-            if type(array) is _ndarray:
-                ready = self.prepared_calls.get((array.dtype, array.shape))
-                if ready and self.plans_port is port.arguments:
-                    result = port.call_prepared(self, ready, args)
-                    return result
-        result = port.call(self, args, kwargs)
+        result: R = port.call(self, args, kwargs)
         return result
 
     def local(self, helper: Any, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -83,6 +83,11 @@ python/graph/walks                  any
 python/graph/draft                  any
 python/graph/template               any
 python/graph/module                 any
+python/quick/quick                  any
+python/quick/ndarray                any
+python/quick/signature              any
+python/quick/call                   any
+python/quick/module                 any
 """
 
 PYTHON = """
@@ -120,6 +125,7 @@ codec/layout                        any
 
 function_table                      any
 
+child/quick                         any
 child/memory                        child
 child/promise                       child
 child/rooms                         child
@@ -533,6 +539,11 @@ HEADS = {
     "csrc/python/graph": (
         "Nodes of recorded graphs and the walks over them, as a module of Python's: shmgpu._graph.",
         "knows what an operation means, never sends",
+    ),
+    "csrc/python/quick": (
+        "Calls like an earlier one, from arguments to result, as a module of Python's: "
+        "shmgpu._quick.",
+        "does what a call through Python would not",
     ),
     "shmgpu": (
         "The public face: what programs name.",

@@ -100,18 +100,20 @@ int shm_port_call(const shm_call_config_t *config, uint64_t params, uint64_t dea
   return status;
 }
 
-int shm_port_repeat(const shm_repeat_t *repeat, const void *argument, void *room) {
-  uint64_t address = (uint64_t)(uintptr_t)argument;
+int shm_port_repeat(const shm_repeat_t *repeat, const uint64_t arguments[], uint64_t room) {
+  shm_block_t *block = (shm_block_t *)(uintptr_t)repeat->params;
   repeat->reply->sequence = 0;
   if (!shmi_port.open) return SHM_ENOT_CHILD;
-  if (!shmi_range_inside(shmi_port.arena_base, shmi_port.arena_bytes, address,
-                         repeat->argument_bytes)) {
-    return SHM_EBAD_PARAMS;
+  for (uint64_t i = 0; i < repeat->arguments; i++) {
+    uint64_t bytes = repeat->argument_bytes[i];
+    uint64_t address = bytes > 0 ? arguments[i] : shmi_port.arena_base; /* none lies anywhere */
+    if (!shmi_range_inside(shmi_port.arena_base, shmi_port.arena_bytes, address, bytes)) {
+      return SHM_EBAD_PARAMS;
+    }
+    block->arrays[i] = to_broker_address(address);
   }
-  shm_block_t *block = (shm_block_t *)(uintptr_t)repeat->params;
-  block->result = to_broker_address((uint64_t)(uintptr_t)room);
+  block->result = to_broker_address(room);
   block->result_bytes = repeat->room_bytes;
-  block->arrays[0] = to_broker_address(address);
   int status = shm_port_call(&repeat->config, repeat->params, 0, repeat->reply);
   return status == SHM_OK && repeat->reply->value != 0 ? 1 : status;
 }

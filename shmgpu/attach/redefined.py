@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections import deque
 from collections.abc import Iterator, Mapping
 from types import FunctionType
 from typing import Any
@@ -21,7 +20,6 @@ from shmgpu.attach import identity
 from shmgpu.child import runtime
 from shmgpu.child.arguments import CallOptions, CallTarget
 from shmgpu.child.port import Port
-from shmgpu.child.prepared import PreparedCall
 from shmgpu.child.tickets import Ticket
 from shmgpu.child.transport import CompletionHandler
 from shmgpu.common.logs import logger
@@ -104,6 +102,10 @@ class WatchingPort(Port):
 
     watch: Watch
 
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.look = self._look
+
     def _look(self) -> None:
         for sentence in self.watch.changed():
             logger.warning("%s", sentence)
@@ -118,13 +120,6 @@ class WatchingPort(Port):
         """As every port's, after a look."""
         self._look()
         return super().call(target, args, kwargs, options)
-
-    def call_prepared(
-        self, target: CallTarget, ready: deque[PreparedCall], args: tuple[Any, ...]
-    ) -> Any:
-        """As every port's, after a look."""
-        self._look()
-        return super().call_prepared(target, ready, args)
 
     def submit(
         self,

@@ -7,7 +7,6 @@ for any tree, and what functions declare about their results. Never sends, never
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
@@ -16,7 +15,6 @@ import numpy as np
 from shmgpu import core
 from shmgpu.child.memory import Arena
 from shmgpu.child.plans import Call, CallPlan, PlanTable
-from shmgpu.child.prepared import MAX_KEYS, PreparedCalls
 from shmgpu.child.raw_calls import RawCall, RawCallPlan
 from shmgpu.codec import arrays, dtypes, layout
 from shmgpu.codec.arrays import ArraySource, ArraySpec
@@ -50,7 +48,7 @@ class CallTarget(Protocol):
     timeout: float | None
     plans: PlanTable
     plans_port: Any
-    prepared_calls: PreparedCalls
+    signatures: Any  # a list of those that have calls ready to be made again; None: never
 
     def why_unknown(self) -> str:
         """Why helpers do not have it, in a sentence."""
@@ -114,7 +112,12 @@ def _take_apart(
     return True
 
 
-def _drop(turns: deque[Any], size_bytes: int) -> int:
+def ready_calls(target: CallTarget) -> list[list[Any]]:
+    """The calls of a function that are ready to be made again, by signature."""
+    return [signature.ready for signature in tuple(target.signatures or ())]
+
+
+def _drop(turns: Any, size_bytes: int) -> int:
     """Drop so many bytes of what is ready for use, if it has them: how many were dropped."""
     dropped = 0
     while turns and dropped < size_bytes:
@@ -386,7 +389,8 @@ class Arguments:
             raise BadFunction(target.why_unknown())
         self._pool(target)
         target.plans = PlanTable()
-        target.prepared_calls = PreparedCalls(0 if target.mutates else MAX_KEYS)
+        if target.signatures is not None:
+            target.signatures = []
         target.plans_port = self
         self._targets.append(target)
         if self.when_adopted is not None:
@@ -408,7 +412,7 @@ class Arguments:
         """Give back what idle calls hold; the arena asks when it is full."""
         found = False
         for target in tuple(self._targets):
-            for ready in tuple(target.prepared_calls.values()):
+            for ready in ready_calls(target):
                 found = found or bool(ready)
                 ready.clear()
             for plan in tuple(target.plans.values()):
@@ -426,9 +430,9 @@ class Arguments:
         """
         self.arena.set_aside = 0
         idle: list[tuple[Call, CallPlan]] = []
-        ready: list[deque[Any]] = []
+        ready: list[Any] = []
         for target in tuple(self._targets):
-            ready += tuple(target.prepared_calls.values())
+            ready += ready_calls(target)
             plans = {id(plan): plan for plan in tuple(target.plans.values())}
             ready += [plan.rooms for plan in plans.values()]
             idle += [(call, plan) for plan in plans.values() for call in tuple(plan.idle)]
@@ -487,6 +491,7 @@ class Arguments:
         """Drop everything kept for later calls: nothing of the arena is held any more."""
         for target in self._targets:
             target.plans = PlanTable()
-            target.prepared_calls = PreparedCalls()
+            if target.signatures is not None:
+                target.signatures = []
             target.plans_port = None
         self._targets.clear()

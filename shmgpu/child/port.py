@@ -42,19 +42,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections.abc import Callable
 from itertools import count
-from sys import getrefcount
 from typing import Any
 
 import numpy as np
 
 from shmgpu import core
+from shmgpu.child import quick
 from shmgpu.child.arguments import Arguments, CallOptions, CallTarget
 from shmgpu.child.gang_calls import GangCall
 from shmgpu.child.memory import Arena
 from shmgpu.child.plans import MAX_IDLE, Call
-from shmgpu.child.prepared import UNHELD, PreparedCall
+from shmgpu.child.prepared import PreparedCall, keep
 from shmgpu.child.promise import MAX_KEPT_OUTPUT
 from shmgpu.child.raw_calls import RawCall
 from shmgpu.child.replies import LEFT, STRUCK, Replies
@@ -65,8 +65,6 @@ from shmgpu.codec.layout import NO_LONE_VALUE, RESULT_AT, read_lone_value
 from shmgpu.errors import ArenaFull, ShmError
 
 _ndarray = np.ndarray
-
-ELSEWHERE = 2  # a status of our own: the argument does not lie in the arena
 
 
 class Port(Replies):
@@ -81,8 +79,9 @@ class Port(Replies):
         arena.awaits = lambda: bool(self._out)
         self._pumper = threading.Lock()  # held by the frame that sends from the queue
         self._numbers = count(1 << 62)  # of tickets; no sequence is as large
-        self._may_prepare = not transport.immediate
+        self._is_quick = not transport.immediate and not quick.why_not()
         self.rejoins = False  # a call after the broker is gone joins the next broker
+        self.look: Callable[[], None] | None = None  # called before each call
 
     # ---- a blocking call -----------------------------------------------------------------
 
@@ -156,15 +155,13 @@ class Port(Replies):
         call.result = None
         call.keep = None
         is_prepared = (
-            self._may_prepare
+            self._is_quick
             and options is None
             and not call.deadline_ns
-            and len(args) == 1
-            and not kwargs
-            and type(args[0]) is _ndarray
             and not plan.fixed
             and promised.dtype is not None
-            and self._prepare_next(target, (args[0].dtype, args[0].shape), call)
+            and target.signatures is not None
+            and keep(target.signatures, args, kwargs, call, self.arena)
         )
         call.deadline_ns = 0
         if options is not None:
@@ -174,12 +171,6 @@ class Port(Replies):
         if self._queue:
             self.pump()
         return result
-
-    def _prepare_next(self, target: CallTarget, key: Any, call: Call) -> bool:
-        """Make a call ready to repeat, where its arguments may pass as they lie."""
-        return target.plans.get(key) is call.plan and target.prepared_calls.keep(
-            key, call, self.arena
-        )
 
     def send(self, call: RawCall | GangCall, target: CallTarget, keep: Any) -> Any:
         """Send a raw call and wait: the output buffer, with its result; raises what went wrong.
@@ -210,46 +201,26 @@ class Port(Replies):
             self._finish(call, status)
         return output
 
-    def call_prepared(
-        self, target: CallTarget, ready: deque[PreparedCall], args: tuple[Any, ...]
-    ) -> Any:
-        """As :meth:`call`, for one plain array of a signature that has calls ready."""
-        if self._out and self._reader is None:
-            self.poll()
-        try:
-            pointer = core.from_buffer(args[0])
-            again = ready.popleft()
-        except (IndexError, TypeError, ValueError, BufferError):  # threads; strided; bfloat16
-            return self.call(target, args, {})
-        if getrefcount(again.result) != UNHELD:
-            again.renew(self.arena)
-        call = again.call
-        try:
-            status = core.port_repeat(again.recipe, pointer, again.owner)
-            if status < 0:
-                if status == core.EBAD_PARAMS and not call.reply.sequence:
-                    status = ELSEWHERE
-                else:
-                    call.result = again.result.base
-                    call.addresses = (core.address_of(args[0]),)  # for another buffer, beside them
-                    status = self._go_on(call, target, status) or 1
-        except BaseException:
-            self._out[STRUCK] = None
-            self._struck.append((call, (args, again), []))  # the output buffer is the latter's
-            self._tidy()
-            raise
-        if status == 0:
-            result = again.result.view()
-            ready.append(again)
-            if self._queue:
-                self.pump()
-            return result
-        if status == ELSEWHERE:
-            ready.append(again)
-            return self.call(target, args, {})
+    def go_on_prepared(
+        self, target: CallTarget, ready: PreparedCall, addresses: tuple[int, ...], status: int
+    ) -> int:
+        """As :meth:`_go_on`, of a call that C has sent; 1: its result is not the expected one."""
+        call = ready.call
+        call.result = output = ready.result.base
+        call.addresses = addresses  # for another buffer, beside them
+        status = self._go_on(call, target, status)
+        if status == core.OK:
+            if call.reply.value or call.result is not output:
+                return 1
+            call.result = None
+        return status
+
+    def finish_prepared(self, ready: PreparedCall, status: int) -> Any:
+        """As :meth:`_finish`, of a call that C has sent."""
+        call = ready.call
         if call.result is None:
-            call.result = again.result.base
-        return self._finish(call, min(status, 0))  # 1: a result of another kind, or one seen later
+            call.result = ready.result.base
+        return self._finish(call, status)
 
     def _go_on(self, call: Call, target: CallTarget, status: int) -> int:
         """The rest of a call whose wait has ended with ``status``, if that is its end."""

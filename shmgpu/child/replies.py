@@ -18,6 +18,7 @@ from typing import Any
 from shmgpu import core
 from shmgpu.child.memory import Arena
 from shmgpu.child.plans import Call
+from shmgpu.child.quick import QuickPort
 from shmgpu.child.results import result_of, wrong_output
 from shmgpu.child.tickets import Inbox, Ticket
 from shmgpu.child.transport import Transport
@@ -33,7 +34,7 @@ STRUCK = -1  # what it struck is in _struck
 ENDS = (1 << 32) - 1  # the bits of await_replies() that count calls that ended
 
 
-class Replies:
+class Replies(QuickPort):
     """The calls that are out, and what comes back of them; what a port is besides sending."""
 
     def __init__(self, transport: Transport, arena: Arena) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from shmgpu import core
+from shmgpu.child import quick
 from shmgpu.errors import BrokerDied, LaunchError, NotRunning, ShmError
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ def start(runtime: Runtime) -> None:
     global current, port
     current = runtime
     port = runtime.port
+    quick.use(port)
     core.reworded.clear()
     if runtime.if_lost:
         core.reworded.update(dict.fromkeys((core.EBROKER_DIED, core.ESTOPPED), runtime.if_lost))
@@ -122,6 +124,7 @@ def stop(reason: ShmError | None = None) -> None:
     global current, port, why_not
     current = None
     port = None
+    quick.use(None)
     why_not = NotRunning(NOT_RUNNING) if reason is None else reason
 
 

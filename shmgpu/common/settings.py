@@ -281,6 +281,13 @@ ROWS: tuple[Setting, ...] = (
         "core dumps hold arenas and scratch regions, to look at them in a debugger",
     ),
     _only_variable(
+        "quick_calls",
+        parse_bool,
+        True,
+        "calls like an earlier one are made in C",
+        "; `0`: through Python, as all others are",
+    ),
+    _only_variable(
         "resident",
         parse_bytes,
         0,

@@ -17,9 +17,6 @@ _from_buffer = ffi.from_buffer
 _new_owned = ffi.new_allocator(lib.shm_malloc, lib.shm_free, should_clear_after_alloc=False)
 
 
-from_buffer: Callable[[Any], Any] = _from_buffer  # for port_repeat; ValueError when strided
-
-
 def address_of(exporter: Any) -> int:
     """Where the bytes of a C-contiguous buffer exporter begin; ValueError when they are strided."""
     return int(cast(UINTPTR, _from_buffer(exporter)))

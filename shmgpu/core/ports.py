@@ -8,13 +8,12 @@ but in C.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from shmgpu.core.binding import UINTPTR, buffer_of, cast, ffi, format_of, lib
 
 port_call: Callable[[Any, int, int, Any], int] = lib.shm_port_call
-port_repeat: Callable[[Any, Any, Any], int] = lib.shm_port_repeat
 port_wait: Callable[[int, int, Any], int] = lib.shm_port_wait
 port_abandon: Callable[[int], int] = lib.shm_port_abandon
 port_grow: Callable[[int, int, int], int] = lib.shm_port_grow
@@ -41,9 +40,20 @@ def new_reply() -> Any:
 new_sequence: Callable[[], Any] = functools.partial(ffi.new, ffi.typeof("uint64_t *"))
 
 
-def new_repeat(config: Any, params: int, argument_bytes: int, room_bytes: int, reply: Any) -> Any:
-    """The description of a call that repeats, for :data:`port_repeat`; keep ``reply`` alive."""
-    return ffi.new("shm_repeat_t *", [config[0], params, argument_bytes, room_bytes, reply])
+def new_repeat(
+    config: Any, params: int, argument_bytes: Sequence[int], room_bytes: int, reply: Any
+) -> tuple[Any, int]:
+    """The description of a call that repeats, and its address; keep ``reply`` alive."""
+    made = ffi.new(
+        "shm_repeat_t *",
+        [config[0], params, room_bytes, reply, len(argument_bytes), list(argument_bytes)],
+    )
+    return made, int(cast(UINTPTR, made))
+
+
+def address_of_call(name: str) -> int:
+    """Where a function of C is, for who calls it from C: ``"port_repeat"``."""
+    return int(cast(UINTPTR, ffi.addressof(lib, f"shm_{name}")))
 
 
 def new_call_config(

@@ -81,6 +81,7 @@ CHECKS: list[Check] = [
     Check("memory", "/dev/shm", memory.shm_mount),
     Check("memory", "out of memory", memory.oom_order),
     Check("processors", "cores", processors.cores),
+    Check("processors", "quick calls", processors.quick_calls),
     Check("GPUs", "torch", gpus.torch_there),
     Check("GPUs", "device files", gpus.gpu_files),
     Check("GPUs", "visibility", gpus.gpu_visibility),

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shmgpu import core
+from shmgpu.child import quick
 from shmgpu.common import devices as device
 from shmgpu.doctor import probes
 
@@ -86,6 +87,7 @@ class Interpreter:
     tracer: str = ""
     has_openmp_pool: bool = False
     has_cuda: bool = False
+    why_not_quick: str = ""  # calls that repeat go through Python, and that is why
 
 
 class Machine:
@@ -334,6 +336,7 @@ class Machine:
             tracer=_tracer(),
             has_openmp_pool=device.openmp_pool_is_used(),
             has_cuda=torch is not None and bool(torch.cuda.is_initialized()),
+            why_not_quick=quick.why_not(),
         )
 
     def torch_version(self) -> str:

@@ -1,6 +1,6 @@
-"""Processors: whether helpers have cores to compute on.
+"""Processors: whether helpers have cores to compute on, and calls take children little time.
 
-Owns the check, and how many threads helpers will have. Never sets a thread count.
+Owns the checks, and how many threads helpers will have. Never sets a thread count.
 """
 
 from __future__ import annotations
@@ -47,3 +47,14 @@ def cores(machine: Machine, plan: Plan) -> Verdict:
             "more cores (docker run --cpus, CPUQuota=, taskset)",
         )
     return fine(f"{shown} for {asked}" if helpers else f"{shown}; no helper computes on them")
+
+
+def quick_calls(machine: Machine, plan: Plan) -> Verdict:
+    """Whether a child makes calls like an earlier one in C."""
+    reason = machine.interpreter.why_not_quick
+    if reason:
+        return warn(
+            f"small calls go through Python, which takes a child twice the time: {reason}",
+            "unset SHMGPU_QUICK_CALLS, or install shmgpu once more with this Python's pip",
+        )
+    return fine("calls like an earlier one are made in C")

@@ -76,7 +76,13 @@ def test_calls_that_repeat_keep_no_more_than_their_share():
         assert used() <= (1 << 20) // KEPT_SHARE * 3 // 2
 
 
-def test_what_was_not_used_for_longest_goes_first(running):
+@pytest.fixture
+def in_python(monkeypatch):
+    """No call is kept for C."""
+    monkeypatch.setenv("SHMGPU_QUICK_CALLS", "0")
+
+
+def test_what_was_not_used_for_longest_goes_first(in_python, running):
     arguments = runtime.require_port().arguments
     old, recent = np.ones(3000, np.uint8), np.ones(1000, np.uint8)
     for x in (recent, old, old, recent):

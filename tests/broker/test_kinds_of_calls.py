@@ -15,8 +15,9 @@ import torch
 import shmgpu
 
 
-@pytest.fixture(params=["inline", "broker"])
-def running(request):
+@pytest.fixture(params=["inline", "broker", "broker, all in Python"])
+def running(request, monkeypatch):
+    monkeypatch.setenv("SHMGPU_QUICK_CALLS", str(int("Python" not in request.param)))
     with shmgpu.init(
         helpers=1, devices="cpu", arena="4MiB", inline=request.param == "inline"
     ) as made:

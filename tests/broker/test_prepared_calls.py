@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import shmgpu
+from shmgpu.child import runtime
 
 
 @shmgpu.function(arrays="numpy")
@@ -34,8 +36,9 @@ def act(helper, x):
     return x + 1
 
 
-@pytest.fixture
-def broker():
+@pytest.fixture(params=["quick", "in Python"])
+def broker(request, monkeypatch):
+    monkeypatch.setenv("SHMGPU_QUICK_CALLS", str(int(request.param == "quick")))
     with shmgpu.init(helpers=1, devices="cpu", arena="4MiB"):
         yield
 
@@ -113,6 +116,7 @@ def test_ctrl_c_in_one_leaves_the_next_in_order(broker):
         timer.start()
         act(x)
     timer.join()
+    assert runtime.require_port().outstanding == 1  # its memory is kept until it has ended
     x[3] = 1
     y = shmgpu.arena.zeros(4)
     for n in range(300):
@@ -189,6 +193,58 @@ def test_threads_repeat_side_by_side(broker):
     for thread in threads:
         thread.join()
     assert errors == []
+
+
+def test_calls_that_repeat_do_not_pass_through_python(monkeypatch):
+    """Unless the user says so, or C cannot; whatever happened in one of them meanwhile."""
+    for wanted in ("1", "0"):
+        monkeypatch.setenv("SHMGPU_QUICK_CALLS", wanted)
+        with shmgpu.init(helpers=1, devices="cpu", arena="1MiB"):
+            x = warm()
+            seen = []
+            through = shmgpu.Function.call_in_python
+            monkeypatch.setattr(
+                shmgpu.Function,
+                "call_in_python",
+                lambda *given, seen=seen, through=through: seen.append(1) or through(*given),
+            )
+            result = None
+            for _ in range(20):
+                result = act(x)
+            assert len(seen) == (0 if wanted == "1" else 20)
+            for order in (2, 5, 4):
+                x[0] = order
+                try:
+                    result = act(x)
+                except shmgpu.RemoteError:
+                    pass
+            x[0] = 0
+            for _ in range(4):
+                result = act(x)  # two ready calls take turns again
+            seen.clear()
+            for _ in range(20):
+                result = act(x)
+            assert len(seen) == (0 if wanted == "1" else 20)
+            monkeypatch.undo()
+            del x, result
+
+
+def test_nothing_is_left_of_a_call_that_repeats(broker):
+    x = warm()
+    act(x)
+    gc.collect()
+
+    def counts():
+        held = (x, x.dtype, act, act.plans_port)
+        return sys.getallocatedblocks(), [sys.getrefcount(one) for one in held]
+
+    for _ in range(2):
+        blocks, references = counts()
+        for _ in range(5000):
+            act(x)
+        more, as_before = counts()
+    assert as_before == references
+    assert more - blocks < 100
 
 
 @shmgpu.function(arrays="numpy")

@@ -966,10 +966,38 @@ MUTANTS = [
     Mutant(
         "calls",
         "shmgpu/child/port.py",
-        "call.addresses = (core.address_of(args[0]),)",
+        "call.addresses = addresses  # for another buffer, beside them",
         "pass",
         "tests/broker/test_prepared_calls.py::"
         "test_a_result_that_does_not_fit_whichever_of_the_ready_calls_it_meets_is_given",
+    ),
+    Mutant(
+        "calls",
+        "csrc/python/quick/call.c",
+        "return Py_REFCNT(ready->result) == 2;",
+        "return true;",
+        "tests/broker/test_prepared_calls.py::test_results_that_are_kept_stay_as_they_were",
+    ),
+    Mutant(
+        "calls",
+        "csrc/python/quick/call.c",
+        "    strike(port, ready, args);",
+        "    (void)args;",
+        "tests/broker/test_prepared_calls.py::test_ctrl_c_in_one_leaves_the_next_in_order",
+    ),
+    Mutant(
+        "calls",
+        "csrc/python/quick/ndarray.c",
+        "array->axes != axes || (array->flags & C_CONTIGUOUS) == 0",
+        "array->axes != axes",
+        "tests/broker/test_prepared_calls.py::test_arrays_from_elsewhere_are_copied_as_ever",
+    ),
+    Mutant(
+        "calls",
+        "csrc/python/quick/call.c",
+        "if (status == SHM_OK) result = PyObject_CallNoArgs(ready->view);",
+        "result = PyObject_CallNoArgs(ready->view);",
+        "tests/broker/test_prepared_calls.py::test_arrays_from_elsewhere_are_copied_as_ever",
     ),
     Mutant(
         "core",

@@ -328,6 +328,8 @@ ROWS = [
      {}, OK, "may be locked", ""),
     ("interpreter", {"interpreter": Interpreter(is_free_threaded=True)}, {}, FAILURE,
      "free-threaded", "ordinary"),
+    ("quick calls", {"interpreter": Interpreter(why_not_quick="it is not there")}, {}, WARNING,
+     "it is not there", "unset"),
     ("broker", {"interpreter": Interpreter(has_role=True)}, {}, FAILURE, "broker", "shutdown"),
     ("threads", {"interpreter": Interpreter(other_threads=("pump",))}, {}, FAILURE, "pump",
      "before"),

@@ -69,7 +69,7 @@ def hardening():
 
 @needs_build
 @needs_compiler
-@pytest.mark.parametrize("name", ["_core", "_graph"])
+@pytest.mark.parametrize("name", ["_core", "_graph", "_quick"])
 def test_an_extension_is_hardened_as_far_as_the_compiler_can(hardening, name):
     extension = importlib.import_module(f"shmgpu.{name}")
     compiling, linking = hardening.flags(COMPILER)
@@ -81,7 +81,7 @@ def test_an_extension_is_hardened_as_far_as_the_compiler_can(hardening, name):
         assert [part[1] & 1 for part in elf.of_type(STACK)] == [0]
     if "-fstack-protector-strong" in compiling:
         assert "__stack_chk_fail" in elf.names
-    if "-U_FORTIFY_SOURCE" in compiling and name == "_core":  # the other calls nothing of the kind
+    if "-U_FORTIFY_SOURCE" in compiling and name == "_core":  # others call nothing of the kind
         assert [name for name in elf.names if re.fullmatch(r"__\w+_chk", name)]
     if "-fcf-protection" in compiling and os.uname().machine == "x86_64":
         # Each function that may be reached by a pointer begins so; a handful comes from elsewhere.

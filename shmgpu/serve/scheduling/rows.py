@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 from shmgpu.child.plans import PlanTable
-from shmgpu.child.prepared import PreparedCalls
 from shmgpu.function_table import Batch, NamedBody
 from shmgpu.functions import Function
 
@@ -40,7 +39,7 @@ class ServerFunction:
         self.timeout: float | None = None
         self.plans = PlanTable()
         self.plans_port: Any = None
-        self.prepared_calls = PreparedCalls()
+        self.signatures = None
 
     def why_unknown(self) -> str:
         """Why helpers do not have it: it cannot be."""

@@ -1,0 +1,66 @@
+/* ndarray -- what NumPy's arrays look like in memory. See quick.h.
+ *
+ * NumPy gives these fields to every extension that is compiled against it, so they stand where they
+ * do for all its versions. They are repeated here because nothing else of NumPy is needed to build
+ * this. Python holds some arrays against what they say (shmgpu/child/quick.py) before any is read in
+ * earnest: a NumPy that has them elsewhere is called through Python.
+ */
+#include "python/quick/quick.h"
+
+typedef struct {
+  PyObject_HEAD
+  char *data;
+  int axes;
+  intptr_t *shape;
+  intptr_t *strides;
+  PyObject *base;
+  PyObject *dtype;
+  int flags;
+} ndarray_t;
+
+enum { C_CONTIGUOUS = 1 }; /* of the flags */
+
+static bool is_dtype(PyObject *dtype, PyObject *wanted) {
+  if (dtype == wanted) return true;
+  int same = PyObject_RichCompareBool(dtype, wanted, Py_EQ); /* few have an object for each array */
+  if (same < 0) PyErr_Clear();
+  return same > 0;
+}
+
+const void *shmi_array_data(PyObject *one, PyObject *dtype, int axes, const intptr_t *shape) {
+  if (Py_TYPE(one) != shmi_quick.ndarray) return NULL;
+  const ndarray_t *array = (const ndarray_t *)one;
+  if (array->axes != axes || (array->flags & C_CONTIGUOUS) == 0) return NULL;
+  for (int axis = 0; axis < axes; axis++) {
+    if (array->shape[axis] != shape[axis]) return NULL;
+  }
+  return is_dtype(array->dtype, dtype) ? array->data : NULL;
+}
+
+PyObject *shmi_array_type(PyObject *one, int *axes, const intptr_t **shape) {
+  const ndarray_t *array = (const ndarray_t *)one;
+  *axes = array->axes;
+  *shape = array->shape;
+  return array->dtype;
+}
+
+size_t shmi_array_bytes(void) { return sizeof(ndarray_t); }
+
+/* reads_array(array, address, shape, dtype, is_contiguous): whether those are its fields here. */
+PyObject *shmi_reads_array(PyObject *module, PyObject *given) {
+  (void)module;
+  PyObject *one, *shape, *dtype;
+  unsigned long long address;
+  int is_contiguous;
+  if (!PyArg_ParseTuple(given, "OKO!Op", &one, &address, &PyTuple_Type, &shape, &dtype,
+                        &is_contiguous)) {
+    return NULL;
+  }
+  const ndarray_t *array = (const ndarray_t *)one;
+  bool same = (uint64_t)(uintptr_t)array->data == address && array->axes == PyTuple_Size(shape) &&
+              array->dtype == dtype && (array->flags & C_CONTIGUOUS) == is_contiguous;
+  for (Py_ssize_t axis = 0; same && axis < array->axes; axis++) {
+    same = array->shape[axis] == PyLong_AsSsize_t(PyTuple_GetItem(shape, axis));
+  }
+  return PyErr_Occurred() ? NULL : PyBool_FromLong(same);
+}

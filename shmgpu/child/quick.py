@@ -1,0 +1,106 @@
+"""The quick call: calls like an earlier one, in C, where that was built and is wanted.
+
+Owns the look at what ``shmgpu._quick`` needs, and the answer why it is not used. Without it every
+call is one through Python, which does all that it does. Never calls a function.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shmgpu import core
+from shmgpu.common import config
+
+
+class QuickFunction:
+    """What a function is made of: calling it, where C does not, is :meth:`call_in_python`.
+
+    Attributes:
+        plans_port: whose plans it has, or None.
+        signatures: of calls that are ready to be made again; None: it has none ever.
+    """
+
+    plans_port: Any
+    signatures: list[Any] | None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As :meth:`call_in_python`."""
+        return self.call_in_python(*args, **kwargs)
+
+    def call_in_python(self, *args: Any, **kwargs: Any) -> Any:
+        """Call and wait, whatever the arguments are."""
+        raise NotImplementedError
+
+
+class QuickPort:
+    """What a port is made of: in C its attributes are fields that the quick call looks at."""
+
+
+class QuickCall:
+    """What a ready call is made of: in C it is sent as it lies; see :mod:`.prepared`."""
+
+    call: Any
+    result: Any
+
+    def describe(self, recipe: Any, address: int) -> None:
+        """How it is made."""
+
+    def hold(self, owner: Any, address: int, result: Any) -> None:
+        """Its output buffer, and an array over it that nobody else has."""
+
+
+native: Any = None
+if not TYPE_CHECKING:
+    try:
+        import shmgpu._quick as native
+    except ImportError:  # a tree that was not built
+        pass
+    else:
+        QuickFunction, QuickPort = native.QuickFunction, native.QuickPort
+        QuickCall = native.QuickCall
+
+
+def _reads_arrays() -> bool:
+    """Whether C finds the fields of NumPy's arrays where they are."""
+    if np.ndarray.__basicsize__ < native.NDARRAY_BYTES:
+        return False
+    whole = np.arange(12, dtype=np.float32).reshape(3, 4)
+    several = (whole, whole[1:, ::2], whole.T, whole[2, 3:], np.array(1), np.zeros((0, 5)))
+    return all(
+        native.reads_array(
+            one,
+            one.__array_interface__["data"][0],
+            one.shape,
+            one.dtype,
+            one.flags.c_contiguous,
+        )
+        for one in several
+    )
+
+
+def _why_unable() -> str:
+    if native is None:
+        return "shmgpu._quick was not built"
+    calls = [core.address_of_call(name) for name in ("port_repeat", "port_is_lost")]
+    native.bind(np.ndarray, *calls)
+    if not _reads_arrays():
+        return f"NumPy {np.__version__} keeps the fields of arrays elsewhere"
+    return ""
+
+
+_unable = _why_unable()
+
+
+def why_not() -> str:
+    """Why calls in this process go through Python; "" where those like an earlier one do not."""
+    if not _unable and not config.resolve("quick_calls"):
+        return "SHMGPU_QUICK_CALLS says so"
+    return _unable
+
+
+def use(port: QuickPort | None) -> None:
+    """Calls go through this port from now on; None: this process calls nothing any more."""
+    if native is not None:
+        native.use(port)
