@@ -24,6 +24,16 @@ T = TypeVar("T")
 WORDS = ("key", "instance", "program", "devices", "idle_timeout")
 _LIMIT = 16 << 20  # bytes of one that are read
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+# What reading raises of other bytes: RecursionError, too, of lists in lists in lists.
+_NOT_ONE = (
+    AttributeError,
+    KeyError,
+    OSError,
+    OverflowError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 _VERSION = f"{sys.hexversion >> 16:04x}:"  # major and minor
 _VERSION_LETTERS = len(_VERSION)
 
@@ -108,7 +118,7 @@ class Manifest:
             pickles = frozenset([int(row) for row in found["pickles"]])
             sessions = {str(name): str(text) for name, text in found["sessions"].items()}
             words = {name: str(found[name]) for name in WORDS}
-        except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+        except _NOT_ONE as error:
             raise ConfigError(f"the broker's manifest cannot be read ({error})") from error
         return cls(rows, pools, prints, pickles, sessions, **words)
 

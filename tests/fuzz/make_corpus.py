@@ -250,9 +250,80 @@ def requests() -> dict[str, bytes]:
     }
 
 
+def http() -> dict[str, bytes]:
+    """See fuzz_http.py."""
+
+    def post(body, *headers, target="/v2/models/m/infer", version="1.1"):
+        told = [f"POST {target} HTTP/{version}", "Host: x", *headers, "", ""]
+        return "\r\n".join(told).encode() + body
+
+    def sized(body, *headers, **more):
+        return post(body, f"Content-Length: {len(body)}", *headers, **more)
+
+    get = b"GET /v2/health/ready HTTP/1.1\r\nHost: x\r\n\r\n"
+    chunked = "Transfer-Encoding: chunked"
+    chunks = b"4\r\nwxyz\r\n1;a=b\r\n!\r\n0\r\nTrailer: 1\r\n\r\n"
+    return {
+        "get": get,
+        "pipelined": get + sized(b"{}") + get,
+        "body": sized(b"x" * 700, "Inference-Header-Content-Length: 12") + get,
+        "chunks": post(chunks, chunked) + get,
+        "chunks-torn": post(chunks[:-9], chunked),
+        "chunk-too-large": post(b"ffffffffffffffff1\r\nx", chunked),
+        "gzip-and-chunked": post(chunks, "Transfer-Encoding: gzip, chunked") + get,
+        "length-and-chunks": sized(chunks, chunked) + get,
+        "two-lengths": sized(b"ab", "Content-Length: 3") + get,
+        "length-of-none": post(b"ab", "Content-Length: +2") + get,
+        "body-too-large": sized(b"x" * 2100) + get,
+        "continue": sized(b"{}", "Expect: 100-continue"),
+        "two-hosts": sized(b"", "Host: y") + get,
+        "no-host": b"GET / HTTP/1.1\r\n\r\n" + get,
+        "absolute": sized(b"{}", target="http://x/v2"),
+        "old": sized(b"{}", version="1.0") + get,
+        "old-kept": sized(b"{}", "Connection: keep-alive", version="1.0") + get,
+        "refused-and-wrong": b"GET / HTTP/1.1\r\n\r\nGET /HTTP/1.1\r\n" + get,
+        "refused-and-continue": sized(b"", "Host: y") + sized(b"{}", "Expect: 100-continue"),
+        "version-2": b"GET / HTTP/2.0\r\nHost: x\r\n\r\n" + get,
+        "version-0.9": b"GET /\r\n" + get,
+        "upgrade": sized(b"", "Connection: Upgrade", "Upgrade: websocket") + get,
+        "upgrade-with-body": sized(b"{}", "Connection: Upgrade", "Upgrade: h2c") + get,
+        "last": sized(b"{}", "Connection: close") + get,
+        "folded": b"GET / HTTP/1.1\r\nHost: x\r\nA: b\r\n c\r\n\r\n" + get,
+        "bare-line-feeds": get.replace(b"\r\n", b"\n"),
+        "empty-lines": b"\r\n\r\n" + get,
+        "connect": b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n" + get,
+    }
+
+
+def manifests() -> dict[str, bytes]:
+    """See fuzz_manifest.py."""
+    good = {
+        "rows": {"m:f": 7, "a.b:g": 64}, "pools": {"default": 0}, "prints": {"7": "030b:ab"},
+        "pickles": [64], "sessions": {"m:load": "030b:cd"}, "key": "", "instance": "i",
+        "program": "p", "devices": "cpu", "idle_timeout": "60",
+    }  # fmt: skip
+
+    def changed(**more):
+        return json.dumps(good | more).encode()
+
+    return {
+        "good": changed(),
+        "empty": b"",
+        "no-object": b"[1]",
+        "no-rows": changed(rows=[]),
+        "a-row-without-end": changed(rows={"m:f": float("inf")}),
+        "a-row-of-text": changed(rows={"m:f": "7"}),
+        "a-print-of-no-row": changed(prints={"x": "y"}),
+        "half-a-pair": changed(program="\ud800"),
+        "deep": b'{"rows":' + b"[" * 1200,
+        "long-number": b'{"rows":{"m:f":' + b"9" * 4400 + b"}}",
+        "torn": changed()[:-20],
+    }
+
+
 TARGETS = {
     "blocks": blocks, "values": values, "frame": frames, "tlsf": tlsf, "registry": registry,
-    "dispatch": dispatch, "requests": requests,
+    "dispatch": dispatch, "requests": requests, "http": http, "manifest": manifests,
 }  # fmt: skip
 
 

@@ -14,7 +14,10 @@ HERE = pathlib.Path(__file__).parent
 IN_C = sorted(path.stem.removeprefix("fuzz_") for path in HERE.glob("fuzz_*.c"))
 IN_PYTHON = sorted(path.stem.removeprefix("fuzz_") for path in HERE.glob("fuzz_*.py"))
 MAX_BYTES = 64 << 20  # that one input may take: no forged length allocates gigabytes
-NEEDS = {"requests": ("orjson", "google.protobuf")}  # what shmgpu[serve] brings
+NEEDS = {
+    "requests": ("orjson", "google.protobuf"),
+    "http": ("orjson", "httptools"),
+}  # what shmgpu[serve] brings
 
 
 def need(target: str) -> None:

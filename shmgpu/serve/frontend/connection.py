@@ -259,6 +259,8 @@ class Connection(asyncio.BufferedProtocol):
         """The head is whole: make room for the body."""
         request = self.request
         assert request is not None
+        if self.is_closing:  # it came in one read with what was refused
+            return
         size = len(request.target) + sum(len(k) + len(v) for k, v in request.headers.items())
         if size > self.limits.header_bytes:
             self._refuse(431, f"a request's head may have {self.limits.header_bytes} bytes")
