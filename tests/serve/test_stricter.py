@@ -70,6 +70,13 @@ OVER_HTTP = {
         posted(server, {"inputs": [X], "outputs": [{"name": "y"}] * 2}),
     ],
     "a number that": lambda server: [posted(server, small([300])), posted(server, small([-1]))],
+    "values nested": lambda server: [
+        posted(server, {"inputs": [{**X, "shape": [2], "data": [[1], [2]]}]}),
+    ],
+    "`parameters` that": lambda server: [
+        posted(server, {"inputs": [X], "parameters": "x"}),
+        posted(server, {"inputs": [{**X, "parameters": "x"}]}),
+    ],
     "`sequence_start`": lambda server: [
         posted(server, {"inputs": [X], "parameters": {f"sequence_{which}": True}})
         for which in ("start", "end")

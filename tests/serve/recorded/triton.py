@@ -1,0 +1,138 @@
+"""A tritonserver with the recorded models, from a path or from the environment of its wheel.
+
+``make bench-triton`` makes that environment. Owns how it is started; never says what it answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+
+from serve.recorded.models import DECLARED
+
+START_S = 60
+TRIES = 3  # one start in many aborts
+BODIES = {
+    "add": "[('sum', a['a'] + a['b']), ('same', a['a'])]",
+    "types": "[('count', np.array([sum(x.size for x in a.values())]))]",
+    "text": "[('echo', a['text'])]",
+    "labels": "[('scores', a['x'])]",
+}
+MODEL = """\
+import sys
+sys.path.insert(0, {site!r})
+import numpy as np
+import triton_python_backend_utils as pb
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            a = {{one.name(): one.as_numpy() for one in request.inputs()}}
+            answers.append(pb.InferenceResponse([pb.Tensor(n, x) for n, x in {outputs}]))
+        return answers
+"""
+
+
+def _dims(name: str, datatype: str, shape: tuple[int, ...], more: str = "") -> str:
+    kind = "STRING" if datatype == "BYTES" else datatype
+    return f'{{ name: "{name}" data_type: TYPE_{kind} dims: {list(shape)} {more}}}'
+
+
+def write_models(folder: pathlib.Path, site: str) -> None:
+    """The models as Triton's Python backend reads them."""
+    for one in DECLARED:
+        first = 1 if one.max_batch_size else 0
+        inputs = [
+            _dims(x.name, x.datatype, x.shape[first:], "optional: true " if x.optional else "")
+            for x in one.inputs
+        ]
+        outputs = [
+            _dims(
+                x.name, x.datatype, x.shape[first:], 'label_filename: "l.txt" ' if x.labels else ""
+            )
+            for x in one.outputs
+        ]
+        inside = folder / one.name / "1"
+        inside.mkdir(parents=True)
+        (inside / "model.py").write_text(MODEL.format(site=site, outputs=BODIES[one.name]))
+        (folder / one.name / "l.txt").write_text("\n".join(("no", "maybe", "yes")))
+        (folder / one.name / "config.pbtxt").write_text(
+            f'name: "{one.name}"\nbackend: "python"\nmax_batch_size: {one.max_batch_size}\n'
+            f"input [{', '.join(inputs)}]\noutput [{', '.join(outputs)}]\n"
+            "instance_group [{ kind: KIND_CPU count: 1 }]\n"
+        )
+
+
+@contextlib.contextmanager
+def serving(environment: pathlib.Path, port: int) -> Iterator[None]:
+    """tritonserver of the wheel in a virtual environment, at that port of this machine.
+
+    Raises:
+        RuntimeError: it does not start.
+    """
+    (site,) = environment.glob("lib/python*/site-packages")
+    inside = site / "pytriton" / "tritonserver"
+    version = site.parent.name.removeprefix("python")
+    with tempfile.TemporaryDirectory(prefix="triton-") as place:
+        models, backends = pathlib.Path(place, "models"), pathlib.Path(place, "backends")
+        write_models(models, str(site))
+        shutil.copytree(inside / "backends" / "python", backends / "python")
+        stub = inside / "python_backend_stubs" / version / "triton_python_backend_stub"
+        shutil.copy2(stub, backends / "python")
+        python = subprocess.run(
+            [environment / "bin" / "python", "-c", "import sys; print(sys.base_prefix)"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        libraries = f"{python}/lib:{site / 'nvidia_pytriton.libs'}"
+        words = [
+            f"--model-repository={models}",
+            f"--backend-directory={backends}",
+            f"--cache-directory={inside / 'caches'}",
+            "--http-address=127.0.0.1",
+            f"--http-port={port}",
+            "--allow-grpc=false",
+            "--allow-metrics=false",
+            "--exit-timeout-secs=1",
+        ]
+        for _ in range(TRIES):
+            process = subprocess.Popen(
+                [inside / "bin" / "tritonserver", *words],
+                env={**os.environ, "LD_LIBRARY_PATH": libraries},
+                stdout=subprocess.DEVNULL,
+                stderr=sys.stderr if os.environ.get("VERBOSE") else subprocess.DEVNULL,
+            )
+            try:
+                if _is_ready(process, port):
+                    yield
+                    return
+            finally:
+                process.terminate()
+                process.wait()
+        raise RuntimeError(f"tritonserver of {environment} does not start: VERBOSE=1 shows why")
+
+
+def _is_ready(process: subprocess.Popen[bytes], port: int) -> bool:
+    until = time.monotonic() + START_S
+    while time.monotonic() < until and process.poll() is None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        with (
+            contextlib.suppress(OSError, http.client.HTTPException),
+            contextlib.closing(connection),
+        ):
+            connection.request("GET", "/v2/health/ready")
+            if connection.getresponse().status == 200:
+                return True
+        time.sleep(0.2)
+    return False
