@@ -298,6 +298,14 @@ build/fuzz/%: tests/fuzz/fuzz_%.c tests/fuzz/fuzz.h $(CORE_C) $(CORE_H)
 $(out)/fuzz/%: tests/fuzz/fuzz_%.c tests/fuzz/replay.c tests/fuzz/fuzz.h $(out)/libcore.a
 	@mkdir -p $(@D) && $(CC) $(c_test_flags) $(filter %.c,$^) $(out)/libcore.a -lm -o $@
 
+# ---- Triton ------------------------------------------------------------------------------
+
+TRITON := $(VENV)-triton
+.PHONY: bench-triton
+bench-triton: $(VENV)/.stamp-bench $(CORE) ## the server's benchmark beside NVIDIA's tritonserver, from its wheel (T='--list')
+	@if .ci/triton-tools "$(PYTHON)" "$(TRITON)"; then \
+	  PATH="$(CURDIR)/$(TRITON)/bin:$$PATH" $(PY) -m benchmarks $(or $(T),serving); fi
+
 # ---- audit -------------------------------------------------------------------------------
 
 AUDIT := $(VENV)-audit
@@ -342,4 +350,4 @@ clean: ## everything that was built, but not the virtual environment
 	@find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
 
 distclean: clean ## the virtual environments too
-	@rm -rf $(VENV) $(AUDIT)
+	@rm -rf $(VENV) $(AUDIT) $(TRITON)

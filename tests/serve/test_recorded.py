@@ -82,7 +82,7 @@ def test_a_shape_has_the_keys_and_kinds_of_a_body():
 
 
 def test_triton_gets_the_same_models(tmp_path):
-    triton.write_models(tmp_path, "/site")
+    triton.write_models(tmp_path)
     told = (tmp_path / "add" / "config.pbtxt").read_text()
     assert '{ name: "a" data_type: TYPE_FP32 dims: [4] }' in told
     assert "max_batch_size: 8" in told

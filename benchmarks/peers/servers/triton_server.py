@@ -8,7 +8,9 @@ import tempfile
 from pathlib import Path
 
 MODEL = """
-import numpy as np
+import os, sys
+
+sys.path[:0] = filter(None, [os.environ.get("TRITON_SITE")])  # see .ci/triton-tools
 import triton_python_backend_utils as pb
 
 

@@ -1,8 +1,9 @@
-"""Records what Triton answers: ``python tests/serve/recorded/recorder.py ENVIRONMENT``.
+"""Records what Triton answers: ``python tests/serve/recorded/recorder.py``.
 
-ENVIRONMENT has the wheel nvidia-pytriton (``make bench-triton`` makes one), or is HOST:PORT of a
-tritonserver with the recorded models. Rows keep what they say of this server. ``--ours HOST:PORT``
-lists where ours differs from what the table expects, and with ``--enter WHY`` enters it there.
+That starts the tritonserver on the path, or the one that ``make bench-triton`` has made; HOST:PORT
+is one that runs, with the recorded models. Rows keep what they say of this server. ``HOST:PORT
+--ours`` lists where this server differs from what the table expects, and with ``--enter WHY``
+enters it there.
 """
 
 from __future__ import annotations
@@ -52,11 +53,13 @@ def ask_all(
 def record(where: str) -> None:
     known = answers.read() if answers.TABLE.exists() else {}
     host, sign, port = where.rpartition(":")
-    if sign and port.isdigit():
+    if sign:
         found = ask_all(host, int(port))
     else:
-        environment = pathlib.Path(where)
-        found = ask_all("127.0.0.1", PORT, lambda: triton.serving(environment, PORT))
+        program = triton.program()
+        if program is None:
+            sys.exit("there is no tritonserver on the path: make bench-triton brings one")
+        found = ask_all("127.0.0.1", PORT, lambda: triton.serving(program, PORT))
     lost = [name for name, one in found.items() if not one.status]
     rows = {}
     for name, theirs in found.items():
@@ -81,7 +84,7 @@ def compare(where: str, why: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("where", metavar="ENVIRONMENT|HOST:PORT")
+    parser.add_argument("where", metavar="HOST:PORT", nargs="?", default="")
     parser.add_argument("--ours", action="store_true", help="compare this server's answers")
     parser.add_argument("--enter", metavar="WHY", default="", choices=["", *answers.WHY])
     given = parser.parse_args()

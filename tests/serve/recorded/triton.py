@@ -1,6 +1,6 @@
-"""A tritonserver with the recorded models, from a path or from the environment of its wheel.
+"""A tritonserver with the recorded models: on the path, or from ``make bench-triton``.
 
-``make bench-triton`` makes that environment. Owns how it is started; never says what it answers.
+Owns how it is started; never says what it answers.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ BODIES = {
     "labels": "[('scores', a['x'])]",
 }
 MODEL = """\
-import sys
-sys.path.insert(0, {site!r})
+import os, sys
+sys.path[:0] = filter(None, [os.environ.get("TRITON_SITE")])  # see .ci/triton-tools
 import numpy as np
 import triton_python_backend_utils as pb
 
@@ -48,7 +48,7 @@ def _dims(name: str, datatype: str, shape: tuple[int, ...], more: str = "") -> s
     return f'{{ name: "{name}" data_type: TYPE_{kind} dims: {list(shape)} {more}}}'
 
 
-def write_models(folder: pathlib.Path, site: str) -> None:
+def write_models(folder: pathlib.Path) -> None:
     """The models as Triton's Python backend reads them."""
     for one in DECLARED:
         first = 1 if one.max_batch_size else 0
@@ -64,7 +64,7 @@ def write_models(folder: pathlib.Path, site: str) -> None:
         ]
         inside = folder / one.name / "1"
         inside.mkdir(parents=True)
-        (inside / "model.py").write_text(MODEL.format(site=site, outputs=BODIES[one.name]))
+        (inside / "model.py").write_text(MODEL.format(outputs=BODIES[one.name]))
         (folder / one.name / "l.txt").write_text("\n".join(("no", "maybe", "yes")))
         (folder / one.name / "config.pbtxt").write_text(
             f'name: "{one.name}"\nbackend: "python"\nmax_batch_size: {one.max_batch_size}\n'
@@ -73,33 +73,23 @@ def write_models(folder: pathlib.Path, site: str) -> None:
         )
 
 
+def program() -> str | None:
+    """The tritonserver of this machine: on the path, or what ``make bench-triton`` has made."""
+    made = pathlib.Path(__file__).resolve().parents[3] / ".venv-triton" / "bin" / "tritonserver"
+    return shutil.which("tritonserver") or (str(made) if made.exists() else None)
+
+
 @contextlib.contextmanager
-def serving(environment: pathlib.Path, port: int) -> Iterator[None]:
-    """tritonserver of the wheel in a virtual environment, at that port of this machine.
+def serving(program: str, port: int) -> Iterator[None]:
+    """A tritonserver with the recorded models, at that port of this machine.
 
     Raises:
         RuntimeError: it does not start.
     """
-    (site,) = environment.glob("lib/python*/site-packages")
-    inside = site / "pytriton" / "tritonserver"
-    version = site.parent.name.removeprefix("python")
     with tempfile.TemporaryDirectory(prefix="triton-") as place:
-        models, backends = pathlib.Path(place, "models"), pathlib.Path(place, "backends")
-        write_models(models, str(site))
-        shutil.copytree(inside / "backends" / "python", backends / "python")
-        stub = inside / "python_backend_stubs" / version / "triton_python_backend_stub"
-        shutil.copy2(stub, backends / "python")
-        python = subprocess.run(
-            [environment / "bin" / "python", "-c", "import sys; print(sys.base_prefix)"],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
-        libraries = f"{python}/lib:{site / 'nvidia_pytriton.libs'}"
+        write_models(pathlib.Path(place))
         words = [
-            f"--model-repository={models}",
-            f"--backend-directory={backends}",
-            f"--cache-directory={inside / 'caches'}",
+            f"--model-repository={place}",
             "--http-address=127.0.0.1",
             f"--http-port={port}",
             "--allow-grpc=false",
@@ -108,8 +98,7 @@ def serving(environment: pathlib.Path, port: int) -> Iterator[None]:
         ]
         for _ in range(TRIES):
             process = subprocess.Popen(
-                [inside / "bin" / "tritonserver", *words],
-                env={**os.environ, "LD_LIBRARY_PATH": libraries},
+                [program, *words],
                 stdout=subprocess.DEVNULL,
                 stderr=sys.stderr if os.environ.get("VERBOSE") else subprocess.DEVNULL,
             )
@@ -120,7 +109,7 @@ def serving(environment: pathlib.Path, port: int) -> Iterator[None]:
             finally:
                 process.terminate()
                 process.wait()
-        raise RuntimeError(f"tritonserver of {environment} does not start: VERBOSE=1 shows why")
+        raise RuntimeError(f"{program} does not start: VERBOSE=1 shows why")
 
 
 def _is_ready(process: subprocess.Popen[bytes], port: int) -> bool:
