@@ -241,7 +241,7 @@ for n in range(9):
     one = gt.ones(1000) + n
     assert one.sum().item() == 1000 * (n + 1)
     held[one._node.value.life.number].append((n, one))
-print(sorted(held))
+print(sorted(held), flush=True)  # before what the command prints
 subprocess.run([sys.executable, "-m", "shmgpu.cli.main", "scale", "1"], check=True)
 while [row["state"] for row in gt.stats()["helpers"]] != [2, 6, 6]: pass
 unasked = []
