@@ -346,7 +346,8 @@ void shmi_scoreboard_copy_pages(void) {
 void shmi_scoreboard_trace(const shm_trace_record_t *record) {
   if (scoreboard.trace_records == 0) return;
   uint64_t number = scoreboard.broker->trace_written;
-  /* A reader that sees any byte of this record must also see the count that includes it. */
+  /* A reader that sees any byte of this record must also see the count of those before it: so it
+     knows that this place is being overwritten. */
   atomic_thread_fence(memory_order_release);
   scoreboard.trace[number & (scoreboard.trace_records - 1)] = *record;
   /* Readers in other processes read the count first. */
@@ -504,7 +505,7 @@ int shmi_scoreboard_join(int fd, int child, int page_fd) {
   struct stat file;
   if (child < 0 || child >= scoreboard.children || seals < 0 || (seals & F_SEAL_SHRINK) == 0 ||
       fstat(page_fd, &file) != 0 || file.st_size < (off_t)child_page_bytes()) {
-    shmi_error_detail_set("the page that it hands out for place %d is none", child);
+    shmi_error_detail_set("the broker's page for slot %d is not a sealed memory file of its size", child);
     return SHM_EREFUSED;
   }
   void *made = mmap(NULL, child_page_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, page_fd, 0);

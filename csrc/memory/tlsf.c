@@ -10,14 +10,14 @@
  * page of a memfd costs a fault and its zeroing). So no metadata is kept in the arena:
  *
  *   rows    32 private bytes for each 4 KiB of arena, that is for 64 granules: a bit for each
- *           granule where a block starts, a bit for those of them that are free, and a word
- *           each about the only two blocks that a row cannot see whole: the one that runs on
- *           into the next row, and the one that began in an earlier row and ends here.
+ *           granule where a block starts, a bit for each where a free one starts, and a word for
+ *           each block that crosses the row's edge: one that runs on into the next row, and one
+ *           that began in an earlier row and ends here.
  *   nodes   one 20-byte record for each free block: where, how long, its list links. Records
  *           are reused last in, first out, so the pool stays small and warm.
  *
- * A block's length is the distance to the next start in its row, or the row's word about the
- * block that runs on; so every question about a block is answered by one row, and whether the
+ * A live block's length is the distance to the next start in its row, or the row's word about the
+ * block that runs on; a free one's is in its node. So every question about a block is answered by one row, and whether the
  * block before it is free by that row or the one before.
  *
  * The gain: a stray write damages data, never the allocator; whether an address is the start of a
@@ -28,7 +28,8 @@
  * Budget of the hot path. malloc: two bit scans, at most SCAN_LIMIT nodes looked at, at most
  * three rows and two nodes written. free: at most four rows and three nodes. Free blocks inside
  * one row hang in that row's chain, which is walked: free blocks never touch, so it has at
- * most 31 nodes, as a rule one. No loop depends on the number of blocks; no system call; no byte
+ * most 32 nodes, as a rule one. If nothing larger is free, malloc looks at up to
+ * LAST_RESORT_LIMIT nodes of each smaller class. No loop depends on the number of blocks; no system call; no byte
  * of the arena touched.
  *
  * Three strengths of checking: arguments are checked in every build; shmi_tlsf_check() is
@@ -50,7 +51,7 @@
 #define ROW_SHIFT 6                /* 64 granules a row: one bit each in a word */
 #define ROW_GRANULES (1u << ROW_SHIFT)
 #define SCAN_LIMIT 8u              /* nodes of the request's own class that malloc looks at */
-#define LAST_RESORT_LIMIT 1024u    /* nodes looked at before the arena is called full */
+#define LAST_RESORT_LIMIT 1024u    /* nodes of each class, before the arena is full */
 #define NO_FIT UINT32_MAX
 
 _Static_assert(SHMI_TLSF_GRANULE == 1u << GRANULE_SHIFT, "granule and its shift differ");
@@ -79,7 +80,7 @@ _Static_assert(sizeof(row_t) == 32, "a row is half a cache line");
 
 struct shmi_tlsf {
   unsigned char *base;
-  row_t *rows;           /* starts are set from granule number granules on, to bound it */
+  row_t *rows;           /* all start bits after the last granule are set: a block ends there */
   node_t *nodes;         /* [0] is never used */
   uint32_t granules;
   uint32_t idle_node;    /* records given back, linked by next */
@@ -174,7 +175,7 @@ static inline uint32_t column_of(uint32_t granule) { return granule & (ROW_GRANU
 
 static inline uint64_t bit_of(uint32_t granule) { return (uint64_t)1 << column_of(granule); }
 
-/* Whether [start, + n) reaches the end of the row where it starts. */
+/* Whether [start, start + n) reaches the end of the row where it starts. */
 static inline bool fills_row(uint32_t start, uint32_t n) {
   return column_of(start) + n >= ROW_GRANULES;
 }
@@ -287,7 +288,7 @@ static inline void node_place(shmi_tlsf_t *t, uint32_t id, uint32_t start, uint3
   mark_free(t, id);
 }
 
-/* Cut [start + gap, + n) out of free block id; the caller marks the cut. */
+/* Cut n granules at start + gap out of free block id; the caller marks the cut. */
 static inline void cut(shmi_tlsf_t *t, uint32_t id, uint32_t gap, uint32_t n) {
   uint32_t start = t->nodes[id].start;
   uint32_t rest = t->nodes[id].size - gap - n;
@@ -302,7 +303,7 @@ static inline void cut(shmi_tlsf_t *t, uint32_t id, uint32_t gap, uint32_t n) {
   }
 }
 
-/* Free [start, + n), at whose ends blocks begin and end; join it with adjacent free blocks. */
+/* Free [start, start + n), at whose ends blocks begin and end; join it with adjacent free blocks. */
 static inline void join(shmi_tlsf_t *t, uint32_t start, uint32_t n) {
   uint32_t left = free_before(t, start), right = free_from(t, start + n);
   row_of(t, start)->starts &= ~bit_of(start);
@@ -357,9 +358,9 @@ static inline uint32_t choose(const shmi_tlsf_t *t, uint32_t n, uint32_t align) 
   uint32_t id = tightest(t, t->heads[own.fl][own.sl], n, align, SCAN_LIMIT);
   if (id) return id;
   uint32_t enough = n + align - 1;
-  class_t safe = enough <= t->granules ? class_above(enough) : (class_t){FL_COUNT, 0}, c = safe;
+  class_t c = enough <= t->granules ? class_above(enough) : (class_t){FL_COUNT, 0};
   if (next_class(t, &c)) return t->heads[c.fl][c.sl];
-  for (c = own; next_class(t, &c) && !class_equal(c, safe); c.sl++) {
+  for (c = own; next_class(t, &c); c.sl++) {
     id = tightest(t, t->heads[c.fl][c.sl], n, align, LAST_RESORT_LIMIT);
     if (id) return id;
   }

@@ -10,6 +10,9 @@ from shmgpu.core.binding import ffi, format_of, lib, words_of
 HAS_FAULTS = hasattr(lib, "shm_fault_arm")  # the test build, in which roles can be made to die
 
 CHILD_RUNNING: int = lib.SHM_CHILD_RUNNING
+HELPER_STARTING: int = lib.SHM_HELPER_STARTING
+HELPER_READY: int = lib.SHM_HELPER_READY
+HELPER_DEAD: int = lib.SHM_HELPER_DEAD
 HELPER_GIVEN_UP: int = lib.SHM_HELPER_GIVEN_UP
 HELPER_LEAVING: int = lib.SHM_HELPER_LEAVING
 HELPER_ABSENT: int = lib.SHM_HELPER_ABSENT

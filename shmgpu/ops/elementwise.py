@@ -84,7 +84,7 @@ DIV = row(
 
 
 def _base_gradient(g: Node, n: Node) -> Node:
-    """To the power of 0 there is no slope, at 0 neither."""
+    """The slope of ``x ** 0`` is 0, also where x is 0."""
     base, exponent = n.inputs
     slope = mul(g, mul(exponent, pow(base, sub(exponent, 1))))
     if type(exponent.value) is Scalar and exponent.value.number:
@@ -151,7 +151,7 @@ FLOOR_DIVIDE = row("floor_divide", bools=False, may_fail=True)
 
 
 def _share(a: Node, b: Node) -> Node:
-    """1 where a is not below b (where one is NaN, too), half where they are equal."""
+    """1 where a is above b or one of them is NaN, half where they are equal, else 0."""
     dtype = a.spec.dtype
     return sub(1, mul(add(cast(lt(a, b), dtype), cast(le(a, b), dtype)), 0.5))
 
@@ -238,10 +238,11 @@ def pow(a: Operand, b: Operand) -> Node:
         ValueError: an integer to a negative power given as a plain integer.
     """
     if isinstance(a, Node) and a.spec.dtype is not bool_ and not isinstance(b, Node):
-        if b == 2:
-            return mul(a, a)
-        if b == 1:
-            return a
+        if isinstance(b, int) or is_float(a.spec.dtype):  # to 2.0, integers become floats
+            if b == 2:
+                return mul(a, a)
+            if b == 1:
+                return a
         if b == 0.5:
             return sqrt(a)
         if isinstance(b, int) and b < 0 and not is_float(a.spec.dtype):
@@ -354,13 +355,17 @@ def logical_or(a: Operand, b: Operand) -> Node:
     return apply(LOGICAL_OR, together(a, b))
 
 
+_TAKES = {
+    False: ("bools and integers", "compare first, as in (x > 0) & (x < 1)"),
+    True: ("integers", "convert first, as in x.to('int64')"),
+}
+
+
 def _bits(op: Op, *operands: Operand) -> Node:
     nodes = together(*operands)
     if is_float(nodes[0].spec.dtype):
-        raise TypeError(
-            f"{op.name} takes bools and integers, not {nodes[0].spec.dtype.name}: compare "
-            "first, as in (x > 0) & (x < 1)"
-        )
+        kinds, advice = _TAKES[op in (LEFT_SHIFT, RIGHT_SHIFT)]
+        raise TypeError(f"{op.name} takes {kinds}, not {nodes[0].spec.dtype.name}: {advice}")
     return apply(op, nodes)
 
 
@@ -550,7 +555,8 @@ def round(x: Node, *, decimals: int = 0) -> Node:
 
     Args:
         x: a tensor.
-        decimals: of floats, so many digits behind the point are kept; negative: tens, hundreds.
+        decimals: how many digits of a float are kept after the point; -1 rounds to tens, -2 to
+            hundreds.
 
     Raises:
         TypeError: integers are given with ``decimals``.
@@ -631,7 +637,7 @@ WHERE = row(
     lambda g, n: where(n.inputs[0], 0, g),
     saves="i",
     in_place=False,
-    numbers=(2,),  # of two, one must say what type they are
+    numbers=(2,),  # only the last may be a plain number: the other says the type
 )
 
 

@@ -56,7 +56,7 @@ class Tensor(Readable):
     def __init__(self, node: Node) -> None:
         self._node = node
         self._shared: Shared | None = None  # with views of it, or with what it is a view of
-        self._view: views.Chain | None = None  # of what is shared; None: it is that itself
+        self._view: views.Chain | None = None  # how it is cut from what is shared; None: all of it
         self.grad: Tensor | None = None
         current.show(node)
 
@@ -64,7 +64,7 @@ class Tensor(Readable):
         self._node.owners -= 1
 
     if TYPE_CHECKING:
-        # Operators and methods are made from the list of operations below.
+        # Operators and methods are added by shmgpu.tensors.tensor.
         def __getattr__(self, name: str) -> Any: ...
         def _operator(self, other: Any) -> Tensor: ...
 
@@ -355,7 +355,8 @@ class Tensor(Readable):
                 return g
             if changed.shape != g.spec.shape:
                 raise RuntimeError(
-                    f"a hook made of a gradient {g.spec.shape} one {changed.shape}: keep its shape"
+                    f"a hook returned the shape {changed.shape} for a gradient of {g.spec.shape}: "
+                    "return the same shape"
                 )
             node: Node = cast(changed._node, g.spec.dtype)
             return node
@@ -402,9 +403,9 @@ class Tensor(Readable):
         backward_from([self], [gradient], retain_graph, create_graph, "this tensor")
 
     def _own_gradient(self, share: Node) -> Node:
-        """This tensor's gradient, on its mesh if it is on one, though made of numbers alone.
+        """This tensor's gradient, put on the tensor's mesh where it is not there yet.
 
-        The gradient of a sum is such: what it is made of says nothing of a mesh.
+        That of a sum is made of numbers alone, which say nothing of a mesh.
         """
         layout = said(self._node)
         if layout is None or is_on(layout.mesh, share):
@@ -455,7 +456,7 @@ class Tensor(Readable):
         return cast(node, dtype)
 
     def _replace(self, node: Node, checks: bool = True) -> None:
-        """Show another node instead of this one; the other again where it cannot be computed."""
+        """Show another node; the present one again if that cannot be computed."""
         before = self._node
         collects = before.leaf is not None
         if collects and checks and graph.grad_mode.enabled:

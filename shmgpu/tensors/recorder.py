@@ -1,9 +1,9 @@
 """The child's side of programs: what is recorded becomes messages here, and nowhere else.
 
 Owns what waits to be computed, which helper holds which tensor, and which programs helpers know.
-One flush makes one program of all that a tensor still shows, and one message of that. Never
-computes a value, never walks back for a gradient. What is lost with a helper is marked in
-:mod:`shmgpu.tensors.failures`.
+A flush makes one program and one message of all that a tensor still shows, or one for each part
+that goes to another helper. Never computes a value, never walks back for a gradient. What is lost
+with a helper is marked in :mod:`shmgpu.tensors.failures`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from shmgpu import core
 from shmgpu.arena import NOWHERE, placed
 from shmgpu.child import runtime
 from shmgpu.child.futures import CallFuture
@@ -60,7 +61,7 @@ from shmgpu.tensors.walks import graph_alive, needed
 from shmgpu.watch.stats import stats
 
 MAX_PROGRAMS = 4096
-IN_USE = (1, 2, 3)  # a shm_helper_state: starting, ready, dead and to be replaced
+IN_USE = (core.HELPER_STARTING, core.HELPER_READY, core.HELPER_DEAD)  # dead: to be replaced
 MAX_SENT = 32  # messages that nobody waits for
 MAX_TRIES = 3  # of a program that changes nothing, when helpers die over it
 
@@ -90,11 +91,11 @@ class Recorder:
     Attributes:
         pending: nodes that a tensor came to show before they were computed.
         lives: the helpers that its tensors may live on, by number.
-        handle: the next tensor's that is kept; of whichever helper.
+        handle: that the next tensor gets which is kept, by whichever helper.
         numbers, order: of programs, and of messages.
         execute: what helpers run.
-        placer: what has done what lies on meshes; None where there are none.
-        puts_leaves_in_turn: have each helper make the next tensor that is made of none, as GT does.
+        placer: has what lies on meshes computed; None without meshes.
+        puts_leaves_in_turn: tensors made of no others go to the helpers in turn, as in GT.
     """
 
     def __init__(self, backend: str, helpers: Sequence[int]) -> None:
@@ -149,8 +150,8 @@ class Recorder:
     def is_shared(self) -> bool:
         """Whether another thread may record while this one sends.
 
-        It may then hold what no tensor shows any more, between one operation and the next: so
-        nothing is taken for unneeded, and no history is cut off, of what might be asked for again.
+        Between two operations that thread may hold a node which no tensor shows. So none counts as
+        unneeded, and what is not computed yet keeps its history.
         """
         if len(self._threads) > 1:
             self._threads.intersection_update(one.ident for one in threading.enumerate())
@@ -207,10 +208,10 @@ class Recorder:
             self._chosen = None
 
     def _spread(self, read: list[Node]) -> list[Node] | None:
-        """Send what is independent of what is read to helpers of its own, and choose that one's.
+        """Send all independent parts but the last, and choose the helper of that, which is read.
 
         Returns:
-            What is to be computed, inputs first, where all of it is one part.
+            What is to be computed, inputs first, where all of it is one part; else None.
         """
         order = needed([*(n for n in self.pending if n.owners), *read])
         lives = list(self.lives.values())
@@ -502,10 +503,9 @@ class Recorder:
             self.handle = after
 
     def _deliver(self, message: Message, wait: bool) -> _Outcome:
-        """Send it, and have its outcome; of one that nobody waits for, that it is out.
+        """Send it. Returns its outcome; where nobody waits, DONE once it is sent.
 
-        Raises:
-            HelperDied, RemoteError: never; what is spoilt says so when it is asked for.
+        Never raises HelperDied or RemoteError: a tensor that is lost does so when it is read.
         """
         life, known = message.life, message.known
         message.order = next(self.order)

@@ -77,6 +77,8 @@ class Connection(asyncio.BufferedProtocol):
         limits: what the client may ask.
         scratch: where heads are received; read before the next connection is.
         seen: all connections of the worker; while it is leaving, each ends with its next answer.
+        take: answers a request like an earlier one at once, from its bytes; see
+            :mod:`shmgpu.serve.frontend.fast_path`.
         admit: looks at a head before there is room for its body; what it returns refuses it:
             status, sentence, headers.
         log: told of each answer: the connection's peer, the request, status, bytes of the body.
@@ -121,9 +123,7 @@ class Connection(asyncio.BufferedProtocol):
         self.limits = limits
         self.scratch = scratch
         self.seen = seen
-        self.take = (
-            take  # hands over what is like earlier requests; see shmgpu.serve.frontend.fast_path
-        )
+        self.take = take
         self.admit = admit
         self.log = log
         self.peer = "-"

@@ -50,9 +50,13 @@ class Front:
     Attributes:
         calls: its inferences.
         catalog: the models.
-        limits: what :func:`protocol.parse_infer` is to allow; see there.
+        counters: of the whole server.
+        metrics: what Prometheus reads; None until the server has them.
+        lifecycle: loads, reloads and unloads models.
+        token: what a client must show; empty where none is wanted.
+        limits: what :func:`.http_codec.parse_infer` is to allow; see there.
         options: what the command line said.
-        fast_path: requests that are known to the last byte but their tensors'.
+        fast_path: requests like an earlier one in all but their tensors' bytes.
         regions: clients' shared memory.
         is_leaving: whether this worker is on its way to its end.
         routes: the table, and what a worker adds to it.
@@ -90,7 +94,7 @@ class Front:
 
     def admit(self, request: Request) -> Refusal | None:
         """Refuse a head that does not bear the token; see :class:`.connection.Connection`."""
-        # Whoever may not ask anything else brings nothing that would take memory, either.
+        # Without the token no body: it would take memory.
         if request.target in OPEN_TO_ALL and request.method in LOOKS and not brings_body(request):
             return None
         if bears(request.headers.get(b"authorization", b""), self.token):
@@ -126,7 +130,7 @@ class Front:
         return not (self.is_leaving or self.catalog.table.is_draining)
 
     def later(self, request: Request, answering: Coroutine[Any, Any, None]) -> None:
-        """Answer a request in the course of a coroutine, or with the error that it ends with."""
+        """Have a coroutine answer a request; if it raises, answer with that error."""
 
         async def run() -> None:
             try:
@@ -288,7 +292,7 @@ def takes_long(asked: InferRequest, response: InferResponse) -> bool:
 
 
 def reply(front: Front, request: Request, answer: tuple[Sequence[Any], int | None]) -> None:
-    """Answer with an inference's body; see :func:`protocol.build_infer`."""
+    """Answer with an inference's body; see :func:`.http_codec.build_infer`."""
     buffers, header_length = answer
     accepted = request.headers.get(b"accept-encoding")
     if accepted is None:
@@ -528,6 +532,9 @@ def unregister_cuda(front: Front, request: Request, name: str = "") -> None:
 _SYSTEM = "/v2/systemsharedmemory"
 _CUDA = "/v2/cudasharedmemory"
 _REGION = "/region/(?P<name>[^/]+)"
+
+
+# ---- what is logged and traced ---------------------------------------------------------------
 
 
 def log_settings(front: Front, request: Request) -> None:

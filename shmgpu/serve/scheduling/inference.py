@@ -48,8 +48,8 @@ MAX_PRIORITY = 3
 LEFT = ProtocolError(499, "the client has left")
 _ATTRIBUTES = ("model.name", "model.version", "request.id")  # of spans
 
-# Is called at the end with an InferResponse, its outputs in the order asked for (for a request like
-# an earlier one: with the answer's body), or with what went wrong.
+# Called at the end: with an InferResponse whose outputs are in the order asked for; with the
+# answer's body, if the request was like an earlier one; or with the error.
 Outcome = Callable[[Any, BaseException | None], None]
 
 
@@ -106,7 +106,7 @@ class Pending:
         self.traceparent = b""  # of the client's span
 
     def ended(self, call: Call, result: Any, error: BaseException | None) -> None:
-        """As a handler of the port is told."""
+        """The port tells this: the call has ended."""
         self.calls.ended(self, result, error)
 
     def cancel(self) -> None:
@@ -159,7 +159,10 @@ class Calls:
         outcome: Outcome,
         depth: int = 0,
     ) -> Pending:
-        """Hand a request over; ``outcome`` is told once, never before this has returned.
+        """Hand a request over.
+
+        ``outcome`` is told once, unless the request is cancelled; before this returns if the
+        request cannot be sent.
 
         Args:
             served: the model.
@@ -229,7 +232,7 @@ class Calls:
             return
         pending.call = call
         if self.spans is not None:
-            pending.message = call.sequence  # 0 while it waits for the window: no parts then
+            pending.message = call.sequence  # 0 while it waits for the window: no parts
         timeout = None if options is None else options.timeout
         delay = 0.0 if pending.is_late else pending.queue.delay_of(pending.request)
         if delay and (timeout is None or delay < timeout):
@@ -373,7 +376,10 @@ class Calls:
         named: tuple[str, str, str],
         error: BaseException,
     ) -> None:
-        """A request was answered with an error before it was handed over; None: to no model."""
+        """A request was answered with an error before it was handed over.
+
+        ``served``: None where no such model was found.
+        """
         if served is not None:
             named = served.name, served.version, named[2]
             self.accounting.refused(served, started_ns, error)

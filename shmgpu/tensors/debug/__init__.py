@@ -15,6 +15,7 @@ from typing import Any
 from shmgpu.child import runtime
 from shmgpu.common import config, parsers
 from shmgpu.common.logs import logger
+from shmgpu.core import HELPER_READY
 from shmgpu.errors import ConfigError, ShmError
 from shmgpu.tensors import functions
 from shmgpu.tensors import recorder as recording
@@ -238,7 +239,9 @@ def get_worker_stats() -> dict[int, dict[str, Any]]:
         computing = {0}
     else:
         rows = stats()["helpers"]
-        computing = {n for n, row in enumerate(rows) if row["pool"] == 0 and row["state"] == 2}
+        computing = {
+            n for n, row in enumerate(rows) if row["pool"] == 0 and row["state"] == HELPER_READY
+        }
         made = {
             number: {
                 "state": STATES[row["state"]],
@@ -310,7 +313,7 @@ def _ticks() -> tuple[list[Tick], int]:
     means = runtime.current
     helpers = set(tape.counts)
     if means is not None and not means.inline:
-        helpers |= {n for n, row in enumerate(stats()["helpers"]) if row["state"] == 2}
+        helpers |= {n for n, row in enumerate(stats()["helpers"]) if row["state"] == HELPER_READY}
     return ticks.cut(ticks.spans(tape), sorted(helpers), tape.started_ns, _tick_ms)
 
 
