@@ -250,6 +250,40 @@ def requests() -> dict[str, bytes]:
     }
 
 
+def hellos() -> dict[str, bytes]:
+    """Steps, see fuzz_hello.c: 0 comes, 1 speaks, 2 leaves, 3 a slot, 4 time, 5 both."""
+    join, ask, scale, retire = range(4)
+
+    def says(who, kind=join, pool=0, helpers=0, wait=0, letter=b"p"):
+        return struct.pack("<BBbbbq", 5, who, kind, pool, helpers, wait) + letter
+
+    def speaks(who, how, *more):
+        return bytes((1 + 6 * how, who, *more))
+
+    slot, minutes = b"\x03\0", b"\x04\0" + b"\xff" * 5
+    return {
+        "joins": b"\1" + says(0) + says(1),
+        "waits": b"\0" + says(0, wait=-1) + says(1, wait=10**9) + slot + slot,
+        "waits-too-long": b"\0" + says(0, wait=1) + b"\0\1" + minutes + slot,
+        "waits-for-ever": b"\0" + says(0, wait=2**63 - 1) + says(1, wait=-(2**63)) + slot,
+        "leaves": b"\0" + says(0, wait=-1) + b"\2\0" + slot,
+        "asks": b"\0" + says(0, ask) + says(1, ask, 1) + says(2, ask, 2) + says(3, ask, -1),
+        "scales": b"\0" + b"".join(says(n, scale, 1, n - 1) for n in range(6)),
+        "retires": b"\0" + says(0, retire) + says(1, retire, 9),
+        "another-kind": b"\1" + says(0, 4) + says(1, -1),
+        "no-end-of-name": b"\1" + says(0, letter=b"\xff"),
+        "speaks-twice": b"\0" + says(0, wait=-1) + speaks(0, 0, *bytes(12)) + slot,
+        "another-word": b"\1\0\0" + speaks(0, 1, *b"shmu", 5, *bytes(12)),
+        "another-length": b"\1\0\0"
+        + speaks(0, 2, *bytes(12), 95)
+        + b"\0\1"
+        + speaks(1, 2, *bytes(12), 0)
+        + b"\0\2"
+        + speaks(2, 2, *bytes(12), 200),
+        "crowd": b"\2" + b"".join(says(n, wait=-1) for n in range(6)) + slot * 2,
+    }
+
+
 def http() -> dict[str, bytes]:
     """See fuzz_http.py."""
 
@@ -324,6 +358,7 @@ def manifests() -> dict[str, bytes]:
 TARGETS = {
     "blocks": blocks, "values": values, "frame": frames, "tlsf": tlsf, "registry": registry,
     "dispatch": dispatch, "requests": requests, "http": http, "manifest": manifests,
+    "hello": hellos,
 }  # fmt: skip
 
 
