@@ -1,4 +1,5 @@
-/* schedule -- see schedule.h, and schedule_internal.h for its files and its structures. */
+/* schedule -- requests enter, are chosen for a helper, alone or gathered into a batch, and are taken
+ * out again. See schedule.h, and schedule_internal.h for the other files and the structures. */
 #include "broker/schedule_internal.h"
 
 #include <stdlib.h>

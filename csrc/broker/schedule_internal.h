@@ -1,6 +1,7 @@
 /* schedule_internal -- what the scheduler's files share.
  *
- * schedule.c            requests enter, are chosen for a helper, and are taken out again
+ * schedule.c            requests enter, are chosen for a helper, alone or gathered into a batch,
+ *                       and are taken out again
  * schedule_queues.c     queues of single children, and rings of children that take turns
  * schedule_holds.c      batches that are held until they are full or due
  * schedule_gangs.c      messages that run on several helpers at once
@@ -8,8 +9,8 @@
  *
  * A *domain* is a set of queues that one or more helpers serve: there is one domain for each pool,
  * one for each helper (for messages bound to it), and one for gangs. In a domain and priority each
- * child has a FIFO, and the children whose FIFO is not empty are linked in a ring. The ring's cursor is at the
- * child whose turn it is. All of it lies in two tables that are reserved once and touched as
+ * child has a FIFO, and the children whose FIFO is not empty are linked in a ring. The ring's cursor
+ * is at the child whose turn it is. All of it lies in two tables that are reserved once and touched as
  * needed, so nothing moves and nothing is allocated while the broker runs.
  *
  * Owns: the layout of the scheduler. Must never: be included by any other file; others use
