@@ -438,6 +438,7 @@ serve/scheduling/templates          child
 serve/scheduling/cache              child
 serve/scheduling/statuses           child
 serve/scheduling/accounting         child
+serve/scheduling/pending            child
 serve/scheduling/inference          child
 serve/scheduling/ensembles           child
 serve/scheduling/lifecycle          child

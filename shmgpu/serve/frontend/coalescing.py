@@ -27,7 +27,8 @@ from shmgpu.codec.layout import TreeLayout
 from shmgpu.errors import ShmError
 from shmgpu.serve.frontend.connection import Connection
 from shmgpu.serve.frontend.request import Request
-from shmgpu.serve.scheduling.inference import Calls, Outcome, Pending
+from shmgpu.serve.scheduling.inference import Calls
+from shmgpu.serve.scheduling.pending import Outcome, Pending
 
 MOST_TOGETHER = 32  # requests
 MOST_BYTES = 1 << 18  # of a coalescer's rows, inputs and outputs each

@@ -28,7 +28,8 @@ from shmgpu.serve.frontend.coalescing import MOST_COALESCERS, Coalescer, request
 from shmgpu.serve.frontend.connection import Connection
 from shmgpu.serve.frontend.request import Request, head_of
 from shmgpu.serve.scheduling.catalog import Catalog
-from shmgpu.serve.scheduling.inference import Calls, Outcome, Pending
+from shmgpu.serve.scheduling.inference import Calls
+from shmgpu.serve.scheduling.pending import Outcome, Pending
 
 MOST_PREPARED = 512  # all are forgotten when there are more
 MOST_SLOTS = 256  # of a prepared request

@@ -30,7 +30,7 @@ from shmgpu.serve.protocol import grpc_codec
 from shmgpu.serve.protocol.grpc_codec import MESSAGES
 from shmgpu.serve.protocol.types import InferRequest, InferResponse, ProtocolError
 from shmgpu.serve.scheduling.catalog import ServedModel
-from shmgpu.serve.scheduling.inference import Pending
+from shmgpu.serve.scheduling.pending import Pending
 from shmgpu.serve.scheduling.statuses import answer_to
 from shmgpu.serve.scheduling.streams import Stream
 

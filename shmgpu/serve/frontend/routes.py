@@ -26,8 +26,9 @@ from shmgpu.serve.protocol import http_codec, json_reader
 from shmgpu.serve.protocol.types import InferRequest, InferResponse, ProtocolError, RequestLimits
 from shmgpu.serve.scheduling import templates
 from shmgpu.serve.scheduling.catalog import Catalog, ServedModel
-from shmgpu.serve.scheduling.inference import Calls, Pending
+from shmgpu.serve.scheduling.inference import Calls
 from shmgpu.serve.scheduling.lifecycle import Lifecycle
+from shmgpu.serve.scheduling.pending import Pending
 from shmgpu.serve.scheduling.statuses import answer_to
 from shmgpu.serve.state import log_settings as settings
 from shmgpu.serve.state.counters import Counters

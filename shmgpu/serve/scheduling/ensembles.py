@@ -30,7 +30,8 @@ from shmgpu.serve.protocol.types import (
 )
 from shmgpu.serve.protocol.validation import check_request
 from shmgpu.serve.scheduling.catalog import ServedModel
-from shmgpu.serve.scheduling.inference import LEFT, Calls, Outcome
+from shmgpu.serve.scheduling.inference import LEFT, Calls
+from shmgpu.serve.scheduling.pending import Outcome
 from shmgpu.serve.scheduling.statuses import raised_here
 from shmgpu.serve.scheduling.templates import uses_regions
 

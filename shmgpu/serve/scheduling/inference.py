@@ -8,15 +8,13 @@ deadline, a client that leaves). Never knows HTTP or gRPC: both front ends pass 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from shmgpu.child.arguments import CallOptions
-from shmgpu.child.plans import Call
 from shmgpu.child.port import Port
-from shmgpu.child.tickets import Ticket
 from shmgpu.codec import arrays
 from shmgpu.codec.arrays import ArraySpec
 from shmgpu.errors import CallCancelled, RemoteError, ShmError
@@ -37,6 +35,7 @@ from shmgpu.serve.protocol.types import (
 from shmgpu.serve.scheduling.accounting import Accounting
 from shmgpu.serve.scheduling.cache import Cache, digest
 from shmgpu.serve.scheduling.catalog import Catalog, ServedModel
+from shmgpu.serve.scheduling.pending import Outcome, Pending
 from shmgpu.serve.scheduling.rows import ServerFunction
 from shmgpu.serve.scheduling.statuses import raised_here
 from shmgpu.serve.scheduling.templates import RequestTemplate, uses_regions
@@ -47,71 +46,6 @@ _now = time.monotonic_ns
 MAX_PRIORITY = 3
 LEFT = ProtocolError(499, "the client has left")
 _ATTRIBUTES = ("model.name", "model.version", "request.id")  # of spans
-
-# Called at the end: with an InferResponse whose outputs are in the order asked for; with the
-# answer's body, if the request was like an earlier one; or with the error.
-Outcome = Callable[[Any, BaseException | None], None]
-
-
-class Pending:
-    """One request that a helper has, or will have."""
-
-    __slots__ = (
-        "args",
-        "call",
-        "calls",
-        "digest",
-        "is_late",
-        "is_over",
-        "message",
-        "outcome",
-        "queue",
-        "request",
-        "rows",
-        "sent_ns",
-        "served",
-        "started_ns",
-        "template",
-        "timer",
-        "traceparent",
-    )
-
-    def __init__(
-        self,
-        calls: Calls,
-        served: ServedModel,
-        request: InferRequest,
-        args: tuple[Any, ...],
-        rows: int,
-        started_ns: int,
-        outcome: Outcome,
-        template: RequestTemplate | None = None,
-    ) -> None:
-        self.args = args
-        self.template = template
-        self.digest = b""  # of the inputs, where the result may be kept
-        self.is_over = False
-        self.calls = calls
-        self.served = served
-        self.request = request
-        self.queue = served.queue_of(request)
-        self.is_late = False  # its time is over, and it waits behind others
-        self.rows = rows
-        self.started_ns = started_ns
-        self.sent_ns = 0
-        self.outcome = outcome
-        self.call: Ticket | None = None
-        self.message = 0  # its number in the trace, where spans are made
-        self.timer: Any = None
-        self.traceparent = b""  # of the client's span
-
-    def ended(self, call: Call, result: Any, error: BaseException | None) -> None:
-        """The port tells this: the call has ended."""
-        self.calls.ended(self, result, error)
-
-    def cancel(self) -> None:
-        """The answer is not wanted any more."""
-        self.calls.cancel(self)
 
 
 class Calls:

@@ -19,7 +19,8 @@ from shmgpu.errors import RemoteError
 from shmgpu.serve.models.errors import StreamLost
 from shmgpu.serve.protocol.types import InferRequest, InferResponse, ProtocolError
 from shmgpu.serve.scheduling.catalog import ServedModel
-from shmgpu.serve.scheduling.inference import LEFT, Calls, Pending
+from shmgpu.serve.scheduling.inference import LEFT, Calls
+from shmgpu.serve.scheduling.pending import Pending
 
 _tokens = itertools.count(1)
 
