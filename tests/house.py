@@ -86,6 +86,7 @@ python/graph/module                 any
 python/quick/quick                  any
 python/quick/ndarray                any
 python/quick/signature              any
+python/quick/ready                  any
 python/quick/call                   any
 python/quick/module                 any
 """

@@ -19,7 +19,7 @@ from shmgpu.child.raw_calls import RawCall, RawCallPlan
 from shmgpu.codec import arrays, dtypes, layout
 from shmgpu.codec.arrays import ArraySource, ArraySpec
 from shmgpu.codec.layout import RESULT_AT, TreeLayout
-from shmgpu.codec.pytree import PLAIN_TYPES, flatten
+from shmgpu.codec.pytree import CHEAP_TYPES, flatten
 from shmgpu.errors import BadFunction, BadParams
 
 _ndarray = np.ndarray
@@ -30,8 +30,6 @@ MAX_KEPT = 32 << 20  # and at most so many bytes: to copy more takes longer than
 
 MAX_QUICK_DEPTH = 4  # containers in containers among arguments whose signature is looked up,
 MAX_QUICK_ITEMS = 32  # and things in each
-
-CHEAP_TYPES = PLAIN_TYPES - {slice, range, bytearray}
 
 
 class CallTarget(Protocol):

@@ -258,6 +258,13 @@ class Call:
 
     def stage(self, index: int, memory: Any, spec: ArraySpec, arena: Arena) -> int:
         """Copy an array that cannot be passed in place into the arena: its new address."""
+        address, view = self.place(index, spec, arena)
+        self.used = next(_uses)
+        view[...] = memory
+        return address
+
+    def place(self, index: int, spec: ArraySpec, arena: Arena) -> tuple[int, Any]:
+        """Where such an array is copied to: (address, view)."""
         staged = self.staging[index]
         if staged is None:
             buffer, address = arena.allocate(max(spec.nbytes, 1))
@@ -269,9 +276,7 @@ class Call:
                 self.keep = (self.keep, buffer)
         else:
             _, address, view = staged
-        self.used = next(_uses)
-        view[...] = memory
-        return address
+        return address, view
 
     @property
     def output_bytes(self) -> int:

@@ -124,7 +124,7 @@ class Port(Replies):
                 status = self._go_on(call, target, status)
         except BaseException:
             self._out[STRUCK] = None
-            self._struck.append((call, args, []))
+            self._struck.append((call, (args, kwargs), []))
             self._tidy()
             raise
         if status or buffer is None or call.result is not buffer:
@@ -158,9 +158,9 @@ class Port(Replies):
             self._is_quick
             and options is None
             and not call.deadline_ns
-            and not plan.fixed
-            and promised.dtype is not None
+            and (value or promised.is_small)
             and target.signatures is not None
+            and not (plan.value_count and callable(target.out))  # which may look at the values
             and keep(target.signatures, args, kwargs, call, self.arena)
         )
         call.deadline_ns = 0
@@ -204,13 +204,13 @@ class Port(Replies):
     def go_on_prepared(
         self, target: CallTarget, ready: PreparedCall, addresses: tuple[int, ...], status: int
     ) -> int:
-        """As :meth:`_go_on`, of a call that C has sent; 1: its result is not the expected one."""
+        """As :meth:`_go_on`, of a call that C has sent; 1: its result lies elsewhere."""
         call = ready.call
-        call.result = output = ready.result.base
+        call.result = output = ready.buffer
         call.addresses = addresses  # for another buffer, beside them
         status = self._go_on(call, target, status)
         if status == core.OK:
-            if call.reply.value or call.result is not output:
+            if call.result is not output:
                 return 1
             call.result = None
         return status
@@ -219,7 +219,7 @@ class Port(Replies):
         """As :meth:`_finish`, of a call that C has sent."""
         call = ready.call
         if call.result is None:
-            call.result = ready.result.base
+            call.result = ready.buffer
         return self._finish(call, status)
 
     def _go_on(self, call: Call, target: CallTarget, status: int) -> int:

@@ -1,12 +1,12 @@
-"""Calls that differ from an earlier one only in addresses, ready to be made again in C.
+"""Calls that differ from an earlier one only in addresses and plain values, ready to be made in C.
 
 Most calls of a loop differ from the last one in the addresses of their arrays. For these a
 :class:`PreparedCall` keeps everything else ready: the block, the C description of the call, and a
-small output buffer with the array over it that will be the result. At least two take turns, because
-the last result usually lives until the next one replaces it. ``csrc/python/quick`` makes them; this
-owns their readiness. Never sends.
+small output buffer with the arrays over it that the result will be made of. At least two take
+turns, because the last result usually lives until the next one replaces it. ``csrc/python/quick``
+makes them; this owns their readiness. Never sends.
 
-Results are views on a PreparedCall's array, and NumPy makes every view of a view hold that same
+Results are views on a PreparedCall's arrays, and NumPy makes every view of a view hold that same
 array: so its reference count tells whether anybody still uses the buffer.
 """
 
@@ -14,13 +14,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from shmgpu import core
 from shmgpu.child import quick
 from shmgpu.child.memory import Arena
-from shmgpu.child.plans import Call
+from shmgpu.child.plans import MAX_STAGING, Call
 from shmgpu.child.promise import MAX_KEPT_OUTPUT
+from shmgpu.child.rooms import arrays_over
+from shmgpu.codec import arrays
+from shmgpu.codec.layout import NO_LONE_VALUE, read_lone_value
+from shmgpu.codec.pytree import CHEAP_TYPES
 
 MAX_SIGNATURES = 64  # of one function
 MAX_READY = 8  # calls kept ready for one signature: threads that call at once
@@ -31,33 +33,62 @@ class PreparedCall(quick.QuickCall):
 
     Attributes:
         call: the call whose block is used.
-        result: array over the output buffer, of which the caller gets a view.
+        buffer: the output buffer.
     """
 
-    __slots__ = ("_arena",)
+    __slots__ = ("_arena", "_size")
 
-    def __init__(self, call: Call, arena: Arena) -> None:
-        promised = call.signature
+    call: Call
+
+    def __init__(self, call: Call, values: tuple[Any, ...], arena: Arena) -> None:
         self.call = call
         self._arena = arena
-        self.describe(
-            *core.new_repeat(
-                call.config, call.address, call.plan.nbytes, promised.output_bytes, call.reply
-            )
-        )
-        arena.set_aside += promised.output_bytes
+        self._size = call.output_bytes
+        arena.set_aside += self._size
+        self._describe(values)
         self.renew()
+
+    def _describe(self, values: tuple[Any, ...]) -> None:
+        call = self.call
+        recipe, address = core.new_repeat(
+            call.config, call.address, call.plan.nbytes, self._size, call.reply
+        )
+        self.describe(recipe, address, values, len(call.value_bytes))
 
     def renew(self) -> None:
         """Leave the output buffer to whoever still uses it, and take another."""
+        buffer, address = self._arena.allocate(self._size)
         promised = self.call.signature
-        owner, buffer, address = self._arena.block(promised.output_bytes)
-        self.hold(owner, address, np.ndarray(promised.shape, promised.dtype, buffer))
+        make = None if promised.make is None else arrays.torch_module().from_numpy
+        self.hold(buffer, address, tuple(arrays_over(promised, buffer)), promised.form, make)
+
+    def stage(self, index: int) -> int:
+        """Where an argument from elsewhere is copied to at each call; 0: nowhere, it is large."""
+        spec = self.call.plan.arguments.specs[index]
+        if spec.nbytes > MAX_STAGING:
+            return 0
+        address, _ = self.call.place(index, spec, self._arena)
+        return address
+
+    def set_values(self, values: tuple[Any, ...]) -> bool:
+        """Write these plain values into the block, which may have to lie elsewhere for it.
+
+        False where another result than before is expected by now: this serves no more.
+        """
+        promised = self.call.signature
+        self.call.set_values(list(values), self._arena)
+        self._describe(values)
+        return self.call.signature is promised
+
+    def read(self, size_bytes: int) -> tuple[Any] | None:
+        """The plain value that was written instead of arrays; None where it is something else."""
+        found = read_lone_value(self.buffer, size_bytes)
+        return None if found is NO_LONE_VALUE else (found,)
 
     @property
     def kept_bytes(self) -> int:
         """What it keeps of the arena between calls."""
-        return int(self.call.kept_bytes + self.result.nbytes)
+        return self.call.kept_bytes + self._size
 
 
 def keep(signatures: list[Any], args: Any, kwargs: Any, call: Call, arena: Arena) -> bool:
@@ -67,24 +98,32 @@ def keep(signatures: list[Any], args: Any, kwargs: Any, call: Call, arena: Arena
     """
     plan = call.plan
     promised = call.signature
-    if promised.output_bytes > MAX_KEPT_OUTPUT or promised is not plan.signature:
+    if promised is not plan.signature or call.output_bytes > MAX_KEPT_OUTPUT:
         return False
-    signature = quick.native.find(signatures, args, kwargs)
-    if signature is None:
+    if arrays.torch_module() is not None:
+        quick.native.know_tensor(arrays.torch_module().Tensor)
+    found = quick.native.find(signatures, args, kwargs)
+    if found is None:
         if len(signatures) >= MAX_SIGNATURES:
             return False
         try:
-            signature = quick.native.Signature(args, kwargs)
+            made = quick.native.Signature(args, kwargs, CHEAP_TYPES)
         except ValueError:  # such calls are not made in C
             return False
-        signatures.append(signature)
+        found = quick.native.find([made], args, kwargs)
+        if found is None:  # another thread writes to what was passed
+            return False
+        signatures.append(made)
+    signature, values = found
     ready = signature.ready
     if len(ready) >= MAX_READY:
         return False
     if not ready:
         another = Call(plan, arena)
+        if plan.value_count:
+            another.set_values(list(values), arena)
         if another.signature is not promised:  # another thread's result was of another kind
             return False
-        ready.append(PreparedCall(another, arena))
-    ready.append(PreparedCall(call, arena))
+        ready.append(PreparedCall(another, values, arena))
+    ready.append(PreparedCall(call, values, arena))
     return True

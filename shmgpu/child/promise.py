@@ -34,9 +34,10 @@ class Promise(Signature):
         is_one_array: whether the result is one array, and in no container.
         is_small: whether it is worth keeping output buffers for such results, and arrays over them.
         make: makes of a NumPy array what the caller gets; None where that is the array.
+        form: the result with the number of an array in place of each; None: nothing is promised.
     """
 
-    __slots__ = ("dtype", "is_one_array", "is_small", "make", "output_bytes", "shape")
+    __slots__ = ("dtype", "form", "is_one_array", "is_small", "make", "output_bytes", "shape")
 
     def __init__(
         self,
@@ -53,10 +54,12 @@ class Promise(Signature):
         self.is_one_array = False
         self.is_small = False
         self.make: Callable[[Any], Any] | None = None
+        self.form: Any = None
         if hint is None:
             return
         self.output_bytes = max(hint.nbytes, 1)
         self.is_one_array = hint.tree.is_one_array
+        self.form = hint.tree.build(range(len(hint.specs)), ())
         in_numpy = all(spec.dtype.has_numpy for spec in hint.specs)
         in_torch = all(
             spec.dtype.has_torch and spec.dtype.name not in dtypes.EXTENSIONS for spec in hint.specs

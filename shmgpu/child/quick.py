@@ -42,13 +42,17 @@ class QuickCall:
     """What a ready call is made of: in C it is sent as it lies; see :mod:`.prepared`."""
 
     call: Any
-    result: Any
+    buffer: Any
 
-    def describe(self, recipe: Any, address: int) -> None:
-        """How it is made."""
+    def describe(
+        self, recipe: Any, address: int, values: tuple[Any, ...], value_bytes: int
+    ) -> None:
+        """How it is made, and the plain values in its block."""
 
-    def hold(self, owner: Any, address: int, result: Any) -> None:
-        """Its output buffer, and an array over it that nobody else has."""
+    def hold(
+        self, buffer: Any, address: int, arrays: tuple[Any, ...], form: Any, make: Any
+    ) -> None:
+        """Its output buffer, arrays over it that nobody else has, and what is made of them."""
 
 
 native: Any = None
@@ -83,7 +87,7 @@ def _reads_arrays() -> bool:
 def _why_unable() -> str:
     if native is None:
         return "shmgpu._quick was not built"
-    calls = [core.address_of_call(name) for name in ("port_repeat", "port_is_lost")]
+    calls = [core.address_of_call(name) for name in ("port_repeat", "port_is_lost", "count_bytes")]
     native.bind(np.ndarray, *calls)
     if not _reads_arrays():
         return f"NumPy {np.__version__} keeps the fields of arrays elsewhere"
@@ -100,7 +104,7 @@ def why_not() -> str:
     return _unable
 
 
-def use(port: QuickPort | None) -> None:
+def use(port: Any) -> None:
     """Calls go through this port from now on; None: this process calls nothing any more."""
     if native is not None:
-        native.use(port)
+        native.use(port, port.arena.base if port else 0, port.arena.end if port else 0)

@@ -31,6 +31,17 @@ def _references(arrays: Sequence[Any]) -> int:
     return 0
 
 
+def arrays_over(promise: Promise, buffer: Any) -> list[np.ndarray[Any, Any]]:
+    """Those that a result which was promised is made of, where a helper writes them."""
+    hint = promise.hint
+    if hint is None:
+        return []
+    return [
+        np.ndarray(spec.shape, spec.dtype.numpy, buffer, offset)
+        for spec, offset in zip(hint.specs, hint.offsets, strict=True)
+    ]
+
+
 # Of an array that nobody else refers to: interpreters count those on their own stack differently.
 _UNHELD = _references([object()])
 
@@ -54,11 +65,7 @@ class Room:
         self.address = address
         self.kept_bytes = size
         self.is_new = True
-        hint = promise.hint
-        self.arrays: list[np.ndarray[Any, Any]] = []
-        if hint is not None:
-            for spec, offset in zip(hint.specs, hint.offsets, strict=True):
-                self.arrays.append(np.ndarray(spec.shape, spec.dtype.numpy, buffer, offset))
+        self.arrays = arrays_over(promise, buffer)
 
     def is_free(self) -> bool:
         """Whether no result in it is alive."""

@@ -41,6 +41,7 @@ NUMBERS: dict[int, Callable[[bytes, int], tuple[Any]]] = {
 PLAIN_TYPES = frozenset(
     {type(None), bool, int, float, complex, str, bytes, bytearray, range, slice, type(Ellipsis)}
 )
+CHEAP_TYPES = PLAIN_TYPES - {slice, range, bytearray}  # never change, and are bytes at once
 
 
 # ---- plain values --------------------------------------------------------------------------

@@ -167,7 +167,7 @@ MUTANTS = [
     Mutant(
         "F06",
         "shmgpu/child/port.py",
-        "            self._struck.append((call, args, []))\n",
+        "            self._struck.append((call, (args, kwargs), []))\n",
         "",
         HANGS + "test_f06_a_deadline_frees_its_caller_and_nothing_else_happens",
     ),
@@ -586,7 +586,7 @@ MUTANTS = [
         "shmgpu/child/port.py",
         "            if status < 0:\n                status = self._go_on(call, target, status)\n"
         "        except BaseException:\n            self._out[STRUCK] = None\n"
-        "            self._struck.append((call, args, []))",
+        "            self._struck.append((call, (args, kwargs), []))",
         "        except BaseException:\n            self._struck.clear()",
         INTERRUPTED + "test_f30_an_exception_from_a_signal_handler_costs_no_other_call_anything",
     ),
@@ -973,16 +973,16 @@ MUTANTS = [
     ),
     Mutant(
         "calls",
-        "csrc/python/quick/call.c",
-        "return Py_REFCNT(ready->result) == 2;",
-        "return true;",
+        "csrc/python/quick/ready.c",
+        "if (Py_REFCNT(PyTuple_GetItem(ready->arrays, at)) != 2) return false;",
+        "if (at < 0) return false;",
         "tests/broker/test_prepared_calls.py::test_results_that_are_kept_stay_as_they_were",
     ),
     Mutant(
         "calls",
         "csrc/python/quick/call.c",
-        "    strike(port, ready, args);",
-        "    (void)args;",
+        "    strike(port, ready, args, named);",
+        "    (void)args, (void)named;",
         "tests/broker/test_prepared_calls.py::test_ctrl_c_in_one_leaves_the_next_in_order",
     ),
     Mutant(
@@ -995,9 +995,18 @@ MUTANTS = [
     Mutant(
         "calls",
         "csrc/python/quick/call.c",
-        "if (status == SHM_OK) result = PyObject_CallNoArgs(ready->view);",
-        "result = PyObject_CallNoArgs(ready->view);",
-        "tests/broker/test_prepared_calls.py::test_arrays_from_elsewhere_are_copied_as_ever",
+        "if (!ready->has_places || PyTuple_Size(ready->values) == 0) return true;",
+        "if (ready != NULL) return true;",
+        "tests/broker/test_prepared_calls.py::test_a_value_of_a_call_that_raised_is_nobody_elses",
+    ),
+    Mutant(
+        "calls",
+        "csrc/python/quick/ready.c",
+        "return is_plain && Py_TYPE(one) == Py_TYPE(other) && "
+        "PyObject_RichCompareBool(one, other, Py_EQ) > 0;",
+        "return is_plain;",
+        "tests/broker/test_kinds_of_calls.py::"
+        "test_values_and_containers_that_look_alike_are_told_apart",
     ),
     Mutant(
         "core",

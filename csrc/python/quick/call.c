@@ -1,5 +1,5 @@
-/* call -- the call itself, and the types that Python's port, function and ready call are made of.
- * See quick.h.
+/* call -- the call itself, and the types that Python's port and function are made of. See
+ * quick.h.
  *
  * Interruptions: between the reply and the result nothing is called that may run Python code, so no
  * signal handler strikes there. Before Python is asked to go on with a call that has not ended, and
@@ -15,40 +15,6 @@ enum { STRUCK = -1 };   /* the key in `out` that says so, as in shmgpu/child/rep
 
 /* ---- one call ------------------------------------------------------------------------------- */
 
-/* The array and its method refer to each other's array, and to nobody's: no result is alive. */
-static bool is_free(const quick_call_t *ready) {
-  return Py_REFCNT(ready->result) == 2;
-}
-
-/* Takes one out of the ready calls of a signature; NULL, perhaps with an exception: there is none. */
-static quick_call_t *take(PyObject *list) {
-  const Py_ssize_t count = PyList_Size(list);
-  quick_call_t *ready = NULL;
-  Py_ssize_t at = 0;
-  for (; at < count; at++) {
-    PyObject *one = PyList_GetItem(list, at);
-    if (!PyObject_TypeCheck(one, shmi_quick.call) || ((quick_call_t *)one)->view == NULL) continue;
-    ready = (quick_call_t *)one;
-    if (is_free(ready)) break;
-  }
-  bool has_free = at < count;
-  /* One that takes no turns with another is joined by a second, as any call through Python ends. */
-  if (ready == NULL || (!has_free && count < 2)) return NULL;
-  if (!has_free) {
-    at = 0;
-    ready = (quick_call_t *)PyList_GetItem(list, at);
-  }
-  Py_INCREF(ready);
-  bool is_taken = PyList_SetSlice(list, at, at + 1, NULL) == 0;
-  if (is_taken && !has_free) {
-    PyObject *done = PyObject_CallMethodObjArgs((PyObject *)ready, shmi_quick.renew, NULL);
-    Py_XDECREF(done);
-    is_taken = done != NULL;
-  }
-  if (!is_taken) Py_CLEAR(ready);
-  return ready;
-}
-
 static PyObject *addresses_of(const quick_call_t *ready, const uint64_t *addresses) {
   PyObject *made = PyTuple_New((Py_ssize_t)ready->repeat->arguments);
   for (uint32_t at = 0; made != NULL && at < ready->repeat->arguments; at++) {
@@ -60,11 +26,12 @@ static PyObject *addresses_of(const quick_call_t *ready, const uint64_t *address
 
 /* Keeps what a helper may still write to, and what it reads, and has the port give the call up. The
  * exception stays, unless another comes. */
-static void strike(quick_port_t *port, quick_call_t *ready, PyObject *args) {
+static void strike(quick_port_t *port, quick_call_t *ready, PyObject *args, PyObject *named) {
   PyObject *kind, *value, *trace;
   PyErr_Fetch(&kind, &value, &trace);
   PyObject *key = PyLong_FromLong(STRUCK);
-  PyObject *struck = Py_BuildValue("(O(OO)[])", ready->call, args, (PyObject *)ready);
+  PyObject *struck = Py_BuildValue("(O(OOO)[])", ready->call, args, named != NULL ? named : Py_None,
+                                   (PyObject *)ready);
   PyObject *done = NULL;
   if (key != NULL && struck != NULL && PyDict_SetItem(port->out, key, Py_None) == 0) {
     done = PyObject_CallMethodObjArgs(port->struck, shmi_quick.append, struck, NULL);
@@ -87,19 +54,29 @@ static void strike(quick_port_t *port, quick_call_t *ready, PyObject *args) {
   }
 }
 
+/* What the block has of plain values is not what the call was last told: whoever uses it next writes
+ * them. Runs no Python code. */
+static bool forget_values(const quick_call_t *ready) {
+  if (!ready->has_places || PyTuple_Size(ready->values) == 0) return true;
+  PyObject *nothing = PyBytes_FromStringAndSize(NULL, 0);
+  bool is_done = nothing != NULL && PyObject_SetAttr(ready->call, shmi_quick.value_bytes, nothing) == 0;
+  Py_XDECREF(nothing);
+  return is_done;
+}
+
 /* Has Python go on with a call whose wait ended otherwise than nearly all do: what its end is. */
 static int go_on(quick_port_t *port, PyObject *function, quick_call_t *ready, PyObject *args,
-                 const uint64_t *addresses, int status) {
+                 PyObject *named, const uint64_t *addresses, int status) {
   PyObject *places = addresses_of(ready, addresses), *number = PyLong_FromLong(status);
   PyObject *end = NULL;
-  if (places != NULL && number != NULL) {
+  if (forget_values(ready) && places != NULL && number != NULL) {
     end = PyObject_CallMethodObjArgs((PyObject *)port, shmi_quick.go_on, function,
                                      (PyObject *)ready, places, number, NULL);
   }
   Py_XDECREF(places);
   Py_XDECREF(number);
   if (end == NULL) {
-    strike(port, ready, args);
+    strike(port, ready, args, named);
     return SHM_ESYSTEM;
   }
   status = (int)PyLong_AsLong(end);
@@ -109,7 +86,7 @@ static int go_on(quick_port_t *port, PyObject *function, quick_call_t *ready, Py
 
 /* What Python makes of an end that is not the expected one. */
 static PyObject *finish(quick_port_t *port, quick_call_t *ready, int status) {
-  PyObject *end = PyLong_FromLong(status < 0 ? status : SHM_OK);
+  PyObject *end = forget_values(ready) ? PyLong_FromLong(status < 0 ? status : SHM_OK) : NULL;
   if (end == NULL) return NULL;
   PyObject *result =
       PyObject_CallMethodObjArgs((PyObject *)port, shmi_quick.finish, (PyObject *)ready, end, NULL);
@@ -117,28 +94,48 @@ static PyObject *finish(quick_port_t *port, quick_call_t *ready, int status) {
   return result;
 }
 
+/* The result of a call that has ended well: as expected, or Python says what it is. */
+static PyObject *result_of(quick_port_t *port, PyObject *list, quick_call_t *ready) {
+  bool has_arrays = PyTuple_Size(ready->arrays) > 0;
+  bool is_plain = ready->repeat->reply->value != 0;
+  if (has_arrays == is_plain) return finish(port, ready, SHM_OK);
+  PyObject *result = has_arrays ? shmi_result(ready) : shmi_lone_value(ready);
+  if (result == NULL) return PyErr_Occurred() ? NULL : finish(port, ready, SHM_OK);
+  if (PyList_Append(list, (PyObject *)ready) < 0) PyErr_Clear(); /* it is made again when asked */
+  if (PyObject_Size(port->queue) > 0) {
+    PyObject *done = PyObject_CallMethodObjArgs((PyObject *)port, shmi_quick.pump, NULL);
+    if (done == NULL) Py_CLEAR(result);
+    Py_XDECREF(done);
+  }
+  return result;
+}
+
 /* Sends, waits and returns the result; NULL without an exception: it is to be called through Python.
  */
 static PyObject *send(quick_port_t *port, PyObject *function, PyObject *list, PyObject *args,
-                      const uint64_t *addresses) {
-  quick_call_t *ready = take(list);
+                      PyObject *named, quick_found_t *found) {
+  quick_call_t *ready = shmi_take(list);
   if (ready == NULL) return NULL;
-  PyThreadState *thread = PyEval_SaveThread();
-  int status = shmi_quick.repeat(ready->repeat, addresses, ready->room);
-  PyEval_RestoreThread(thread);
-  bool is_elsewhere = status == SHM_EBAD_PARAMS && ready->repeat->reply->sequence == 0;
-  if (status < 0 && !is_elsewhere) status = go_on(port, function, ready, args, addresses, status);
   PyObject *result = NULL;
-  if (!PyErr_Occurred() && (status == SHM_OK || is_elsewhere)) {
-    if (status == SHM_OK) result = PyObject_CallNoArgs(ready->view);
-    if (PyList_Append(list, (PyObject *)ready) < 0) PyErr_Clear(); /* it is made again when asked */
-    if (result != NULL && PyObject_Size(port->queue) > 0) {
-      PyObject *done = PyObject_CallMethodObjArgs((PyObject *)port, shmi_quick.pump, NULL);
-      if (done == NULL) Py_CLEAR(result);
-      Py_XDECREF(done);
+  int status = SHM_EBAD_PARAMS;
+  bool is_sent = shmi_fill(ready, found);
+  if (is_sent) {
+    PyThreadState *thread = PyEval_SaveThread();
+    status = shmi_quick.repeat(ready->repeat, found->addresses, ready->room);
+    PyEval_RestoreThread(thread);
+    is_sent = status != SHM_EBAD_PARAMS || ready->repeat->reply->sequence != 0;
+  }
+  if (is_sent) {
+    if (status < 0) status = go_on(port, function, ready, args, named, found->addresses, status);
+    else status = SHM_OK; /* and the reply says what came */
+    if (!PyErr_Occurred()) {
+      result = status == SHM_OK ? result_of(port, list, ready) : finish(port, ready, status);
     }
-  } else if (!PyErr_Occurred()) {
-    result = finish(port, ready, status);
+  } else {
+    PyObject *kind, *value, *trace;
+    PyErr_Fetch(&kind, &value, &trace);
+    if (ready->views != NULL && PyList_Append(list, (PyObject *)ready) < 0) PyErr_Clear();
+    PyErr_Restore(kind, value, trace);
   }
   Py_DECREF(ready);
   return result;
@@ -169,13 +166,13 @@ static bool look_around(quick_port_t *port) {
 
 static PyObject *function_call(quick_function_t *self, PyObject *args, PyObject *named) {
   quick_port_t *port = shmi_quick.port;
-  uint64_t addresses[SHMI_QUICK_ARRAYS];
+  quick_found_t found;
   if (may_send(port, self)) {
-    quick_signature_t *signature = shmi_signature_of(self->signatures, args, named, addresses);
+    quick_signature_t *signature = shmi_signature_of(self->signatures, args, named, &found);
     if (signature != NULL) {
       PyObject *list = Py_NewRef(signature->ready), *result = NULL;
       Py_INCREF(port);
-      if (look_around(port)) result = send(port, (PyObject *)self, list, args, addresses);
+      if (look_around(port)) result = send(port, (PyObject *)self, list, args, named, &found);
       Py_DECREF(port);
       Py_DECREF(list);
       if (result != NULL || PyErr_Occurred()) return result;
@@ -271,89 +268,11 @@ static PyType_Slot port_slots[] = {
     {0, NULL},
 };
 
-/* ---- a ready call --------------------------------------------------------------------------- */
-
-/* describe(recipe, address): how it is made, a shm_repeat_t that lives as long as the recipe. */
-static PyObject *call_describe(quick_call_t *self, PyObject *given) {
-  PyObject *recipe;
-  unsigned long long address;
-  if (!PyArg_ParseTuple(given, "OK", &recipe, &address)) return NULL;
-  PyObject *before = self->recipe;
-  self->recipe = Py_NewRef(recipe);
-  self->repeat = (const shm_repeat_t *)(uintptr_t)address;
-  Py_XDECREF(before);
-  Py_RETURN_NONE;
-}
-
-/* hold(owner, address, result): its output buffer, and an array over it that nobody else has. */
-static PyObject *call_hold(quick_call_t *self, PyObject *given) {
-  PyObject *owner, *result;
-  unsigned long long address;
-  if (!PyArg_ParseTuple(given, "OKO!", &owner, &address, shmi_quick.ndarray, &result)) return NULL;
-  PyObject *view = PyObject_GetAttr(result, shmi_quick.view);
-  if (view == NULL) return NULL;
-  PyObject *before[] = {self->owner, self->result, self->view};
-  self->owner = Py_NewRef(owner);
-  self->room = address;
-  self->result = Py_NewRef(result);
-  self->view = view;
-  for (size_t at = 0; at < sizeof before / sizeof *before; at++) Py_XDECREF(before[at]);
-  Py_RETURN_NONE;
-}
-
-static int call_traverse(quick_call_t *self, visitproc visit, void *arg) {
-  Py_VISIT(Py_TYPE(self));
-  Py_VISIT(self->call);
-  Py_VISIT(self->recipe);
-  Py_VISIT(self->owner);
-  Py_VISIT(self->result);
-  Py_VISIT(self->view);
-  return 0;
-}
-
-static int call_clear(quick_call_t *self) {
-  Py_CLEAR(self->view);
-  Py_CLEAR(self->result);
-  Py_CLEAR(self->owner);
-  Py_CLEAR(self->recipe);
-  Py_CLEAR(self->call);
-  return 0;
-}
-
-static void call_dealloc(quick_call_t *self) {
-  PyObject_GC_UnTrack(self);
-  call_clear(self);
-  shmi_free_object((PyObject *)self);
-}
-
-static PyMethodDef call_methods[] = {
-    {"describe", (PyCFunction)call_describe, METH_VARARGS, "How it is made."},
-    {"hold", (PyCFunction)call_hold, METH_VARARGS, "Its output buffer."},
-    {0},
-};
-
-static PyMemberDef call_members[] = {
-    {"call", T_OBJECT_EX, offsetof(quick_call_t, call), 0, NULL},
-    {"result", T_OBJECT_EX, offsetof(quick_call_t, result), READONLY, NULL},
-    {0},
-};
-
-static PyType_Slot call_slots[] = {
-    {Py_tp_dealloc, call_dealloc},
-    {Py_tp_traverse, call_traverse},
-    {Py_tp_clear, call_clear},
-    {Py_tp_methods, call_methods},
-    {Py_tp_members, call_members},
-    {Py_tp_doc, "What a shmgpu.child.prepared.PreparedCall is made of."},
-    {0, NULL},
-};
-
 /* ---- all of them ---------------------------------------------------------------------------- */
 
 static PyType_Spec specs[] = {
     {"shmgpu._quick.QuickFunction", sizeof(quick_function_t), 0, 0, function_slots},
     {"shmgpu._quick.QuickPort", sizeof(quick_port_t), 0, 0, port_slots},
-    {"shmgpu._quick.QuickCall", sizeof(quick_call_t), 0, 0, call_slots},
 };
 
 int shmi_add_call(PyObject *module) {
@@ -361,7 +280,6 @@ int shmi_add_call(PyObject *module) {
     specs[at].flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE;
     PyObject *type = PyType_FromSpec(&specs[at]);
     if (type == NULL || PyModule_AddType(module, (PyTypeObject *)type) < 0) return -1;
-    if (specs[at].slots == call_slots) shmi_quick.call = (PyTypeObject *)Py_NewRef(type);
     Py_DECREF(type);
   }
   return 0;

@@ -3,36 +3,55 @@
 
 quick_t shmi_quick;
 
-/* bind(ndarray, repeat, is_lost): NumPy's type, and the addresses of two functions of the core. */
+/* bind(ndarray, repeat, is_lost, count_bytes): NumPy's type, and where functions of the core are. */
 static PyObject *bind(PyObject *module, PyObject *given) {
   (void)module;
   PyObject *ndarray;
-  unsigned long long repeat, is_lost;
-  if (!PyArg_ParseTuple(given, "O!KK", &PyType_Type, &ndarray, &repeat, &is_lost)) return NULL;
+  unsigned long long repeat, is_lost, count_bytes;
+  if (!PyArg_ParseTuple(given, "O!KKK", &PyType_Type, &ndarray, &repeat, &is_lost, &count_bytes)) {
+    return NULL;
+  }
   PyTypeObject *before = shmi_quick.ndarray;
   shmi_quick.ndarray = (PyTypeObject *)Py_NewRef(ndarray);
   Py_XDECREF(before);
   shmi_quick.repeat =
       (int (*)(const shm_repeat_t *, const uint64_t *, uint64_t))(uintptr_t)repeat;
   shmi_quick.is_lost = (int (*)(void))(uintptr_t)is_lost;
+  shmi_quick.count_bytes = (void (*)(int, uint64_t))(uintptr_t)count_bytes;
   Py_RETURN_NONE;
 }
 
-/* use(port): calls go through this one from now on; None: through Python. */
-static PyObject *use(PyObject *module, PyObject *port) {
+/* know_tensor(type): torch's, once it is there. */
+static PyObject *know_tensor(PyObject *module, PyObject *type) {
+  (void)module;
+  if (shmi_quick.tensor == NULL && PyType_Check(type)) {
+    shmi_quick.tensor = (PyTypeObject *)Py_NewRef(type);
+  }
+  Py_RETURN_NONE;
+}
+
+/* use(port, base, end): calls go through this one from now on, whose arena lies there; None: all go
+ * through Python. */
+static PyObject *use(PyObject *module, PyObject *given) {
+  PyObject *port;
+  unsigned long long base, end;
+  if (!PyArg_ParseTuple(given, "OKK", &port, &base, &end)) return NULL;
   PyObject *type = PyObject_GetAttrString(module, "QuickPort");
   int is_port = type != NULL ? PyObject_IsInstance(port, type) : -1;
   Py_XDECREF(type);
   if (is_port < 0) return NULL;
   quick_port_t *before = shmi_quick.port;
   shmi_quick.port = is_port ? (quick_port_t *)Py_NewRef(port) : NULL;
+  shmi_quick.base = base;
+  shmi_quick.end = end;
   Py_XDECREF((PyObject *)before);
   Py_RETURN_NONE;
 }
 
 static PyMethodDef functions[] = {
     {"bind", bind, METH_VARARGS, "What it must know of Python's side."},
-    {"use", use, METH_O, "The port that calls go through, or None."},
+    {"use", use, METH_VARARGS, "The port that calls go through, or None."},
+    {"know_tensor", know_tensor, METH_O, "torch's type."},
     {"find", shmi_find, METH_VARARGS, "Which of these signatures such arguments have."},
     {"reads_array", shmi_reads_array, METH_VARARGS, "Whether it sees these fields of an array."},
     {0},
@@ -51,10 +70,20 @@ static bool intern_names(void) {
     PyObject **into;
     const char *name;
   } names[] = {
-      {&shmi_quick.in_python, "call_in_python"}, {&shmi_quick.renew, "renew"},
-      {&shmi_quick.go_on, "go_on_prepared"},     {&shmi_quick.finish, "finish_prepared"},
-      {&shmi_quick.tidy, "_tidy"},               {&shmi_quick.pump, "pump"},
-      {&shmi_quick.poll, "poll"},                {&shmi_quick.append, "append"},            {&shmi_quick.view, "view"},
+      {&shmi_quick.in_python, "call_in_python"},
+      {&shmi_quick.renew, "renew"},
+      {&shmi_quick.stage, "stage"},
+      {&shmi_quick.set_values, "set_values"},
+      {&shmi_quick.read, "read"},
+      {&shmi_quick.go_on, "go_on_prepared"},
+      {&shmi_quick.finish, "finish_prepared"},
+      {&shmi_quick.tidy, "_tidy"},
+      {&shmi_quick.poll, "poll"},
+      {&shmi_quick.pump, "pump"},
+      {&shmi_quick.append, "append"},
+      {&shmi_quick.view, "view"},
+      {&shmi_quick.numpy, "numpy"},
+      {&shmi_quick.value_bytes, "value_bytes"},
   };
   for (size_t at = 0; at < sizeof names / sizeof *names; at++) {
     *names[at].into = PyUnicode_InternFromString(names[at].name);
@@ -67,7 +96,7 @@ PyMODINIT_FUNC PyInit__quick(void);
 PyMODINIT_FUNC PyInit__quick(void) {
   PyObject *module = PyModule_Create(&definition);
   if (module != NULL &&
-      (!intern_names() || shmi_add_call(module) < 0 || shmi_add_signature(module) < 0 ||
+      (!intern_names() || shmi_add_call(module) < 0 || shmi_add_ready(module) < 0 || shmi_add_signature(module) < 0 ||
        PyModule_AddIntConstant(module, "NDARRAY_BYTES", (long)shmi_array_bytes()) < 0)) {
     Py_CLEAR(module);
   }

@@ -39,6 +39,7 @@ const void *shmi_array_data(PyObject *one, PyObject *dtype, int axes, const intp
 
 PyObject *shmi_array_type(PyObject *one, int *axes, const intptr_t **shape) {
   const ndarray_t *array = (const ndarray_t *)one;
+  if ((array->flags & C_CONTIGUOUS) == 0) return NULL;
   *axes = array->axes;
   *shape = array->shape;
   return array->dtype;

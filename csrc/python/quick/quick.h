@@ -9,10 +9,14 @@
  * signal, a full window, an error, a result of another kind, calls that others have out) is left to
  * Python: shmgpu/child/port.py does any call, and shmgpu/child/quick.py says when this one is used.
  *
- * It uses CPython's limited API, so that one build serves all versions. What that lacks costs little:
- * tp_call instead of vectorcall is a tuple more for each call, 0.03 us of 30, and arrays are read
- * where NumPy has them (ndarray.c) instead of through the buffer protocol, which is slower. It needs
- * the GIL.
+ * It uses CPython's limited API of 3.10, so that one wheel serves all versions. That has neither
+ * vectorcall nor the buffer protocol: calls come by tp_call, and arrays are read where NumPy has
+ * them (ndarray.c). A prototype with vectorcall and NumPy's own headers, which would need a wheel
+ * for each version, took 42.9 us of processor time a call where this takes 45.3, and Python 63.8 (8
+ * children, all roles; of a lone caller 51.2, 53.2 and 81.4). It needs the GIL.
+ *
+ * Files: ndarray.c, signature.c: what arguments are; ready.c: what is kept of an earlier call;
+ * call.c: the call itself.
  *
  * Owns: the module's types and what its files share. Must never: do what a call through Python
  * would not.
@@ -27,7 +31,7 @@
 
 #include "shmgpu.h"
 
-enum { SHMI_QUICK_ARRAYS = 16 }; /* arguments of one call that are arrays, at most */
+enum { SHMI_QUICK_ARRAYS = 16, SHMI_QUICK_VALUES = 16 }; /* of one call's arguments, at most */
 
 /* What is looked at of the port, a shmgpu.child.port.Port, which is made of this. */
 typedef struct {
@@ -54,11 +58,24 @@ typedef struct {
   PyObject *call;   /* a shmgpu.child.plans.Call */
   PyObject *recipe; /* holds `repeat` */
   const shm_repeat_t *repeat;
-  PyObject *owner;  /* holds the output buffer */
-  uint64_t room;    /* its address */
-  PyObject *result; /* an array over it: this and `view` are all that refer to it while it is free */
-  PyObject *view;   /* its method */
+  PyObject *values; /* a tuple: plain values in the block */
+  bool has_places;  /* each of them has its bytes there, whatever it is: they are written anew */
+  PyObject *buffer; /* the output buffer, */
+  uint64_t room;    /* and its address */
+  PyObject *arrays; /* a tuple: over it, what a result is made of; () where it is one plain value */
+  PyObject *views;  /* their methods: these two are all that refers to an array while it is free;
+                       NULL: it serves no more */
+  PyObject *form;   /* a result with the number of an array in place of each */
+  PyObject *make;   /* makes of an array what the caller gets, or None */
+  uint64_t staged[SHMI_QUICK_ARRAYS]; /* where arguments from elsewhere are copied to, or 0 */
 } quick_call_t;
+
+/* What was found of a call's arguments: all borrowed. */
+typedef struct {
+  uint64_t addresses[SHMI_QUICK_ARRAYS];
+  PyObject *values[SHMI_QUICK_VALUES];
+  int arrays, value_count;
+} quick_found_t;
 
 /* What calls have in common that can be made by the same ready calls: see signature.c. */
 typedef struct quick_part quick_part_t;
@@ -73,10 +90,15 @@ typedef struct {
 typedef struct {
   PyTypeObject *call, *signature;      /* made here */
   PyTypeObject *ndarray;               /* given once, by bind() */
+  PyTypeObject *tensor;                /* torch's, by know_tensor(); or NULL */
   quick_port_t *port;                  /* of this process as a child, by use(); or NULL */
+  uint64_t base, end;                  /* of its arena */
   int (*repeat)(const shm_repeat_t *, const uint64_t *, uint64_t);
   int (*is_lost)(void);
-  PyObject *in_python, *renew, *go_on, *finish, *tidy, *poll, *pump, *append, *view; /* names of methods */
+  void (*count_bytes)(int, uint64_t);
+  /* Names of attributes. */
+  PyObject *in_python, *renew, *stage, *set_values, *read, *go_on, *finish, *tidy, *poll, *pump,
+      *append, *view, *numpy, *value_bytes;
 } quick_t;
 
 extern quick_t shmi_quick;
@@ -85,19 +107,33 @@ extern quick_t shmi_quick;
 
 /* Where its elements begin, if that is a C-contiguous array of this dtype and shape; else NULL. */
 const void *shmi_array_data(PyObject *one, PyObject *dtype, int axes, const intptr_t *shape);
-/* The dtype and the shape of an array, both borrowed from it. */
+/* The dtype and the shape of an array, both borrowed from it; NULL: it is not C-contiguous. */
 PyObject *shmi_array_type(PyObject *array, int *axes, const intptr_t **shape);
 size_t shmi_array_bytes(void); /* of one, as far as is known here */
 PyObject *shmi_reads_array(PyObject *module, PyObject *given);
 
 /* ---- signature.c ---- */
 
-/* The first of a list of signatures that such arguments have, borrowed, and the addresses of their
- * arrays; NULL, without an exception, where none has. */
+/* The first of a list of signatures that such arguments have, borrowed, and what was found of them;
+ * NULL, without an exception, where none has. */
 quick_signature_t *shmi_signature_of(PyObject *signatures, PyObject *args, PyObject *named,
-                                     uint64_t *addresses);
+                                     quick_found_t *found);
 PyObject *shmi_find(PyObject *module, PyObject *given);
 int shmi_add_signature(PyObject *module);
+
+/* ---- ready.c ---- */
+
+/* Takes one out of the ready calls of a signature; NULL, perhaps with an exception: there is none. */
+quick_call_t *shmi_take(PyObject *list);
+/* Puts into its block, or into its memory, what such arguments have that others had not: whether it
+ * can be sent; if not, perhaps with an exception. */
+bool shmi_fill(quick_call_t *ready, quick_found_t *found);
+/* What the caller gets of the arrays that a helper has written. */
+PyObject *shmi_result(const quick_call_t *ready);
+/* What the caller gets of one plain value that a helper has written; NULL, perhaps without an
+ * exception: it is something else. */
+PyObject *shmi_lone_value(const quick_call_t *ready);
+int shmi_add_ready(PyObject *module);
 
 /* ---- call.c ---- */
 

@@ -12,72 +12,117 @@
 
 #include <structmember.h>
 
-enum { DEPTH = 4, PARTS = 64 };
+enum { DEPTH = 4, PARTS = 64, KEYS = 32 };
+
+enum kind { ARRAY, TENSOR, VALUE, TUPLE, LIST, DICT };
 
 struct quick_part {
-  PyObject *type;  /* of an array: its dtype; of a container: its type */
+  enum kind kind;
   int count;       /* of axes, or of things in it */
-  bool is_array;
-  intptr_t *shape; /* of an array */
+  PyObject *type;  /* its dtype, if it is an array or a tensor; else its type */
+  intptr_t *shape; /* of an array or a tensor */
+  PyObject *names; /* of a dict: a tuple */
 };
 
 typedef struct {
   const quick_part_t *part, *end;
-  uint64_t *addresses;
-  int arrays;
+  quick_found_t *found;
 } walk_t;
 
 /* ---- holding arguments against it ---------------------------------------------------------- */
 
-static bool fits(walk_t *walk, PyObject *one) {
-  if (walk->part == walk->end) return false;
-  const quick_part_t *part = walk->part++;
-  if (part->is_array) {
-    const void *data = shmi_array_data(one, part->type, part->count, part->shape);
-    if (data == NULL) return false;
-    walk->addresses[walk->arrays++] = (uint64_t)(uintptr_t)data;
+/* The array over a tensor's bytes; NULL where there is none: it has a gradient, is elsewhere, ... */
+static PyObject *array_of(PyObject *tensor) {
+  PyObject *array = PyObject_CallMethodObjArgs(tensor, shmi_quick.numpy, NULL);
+  if (array == NULL) PyErr_Clear();
+  return array;
+}
+
+static const void *data_of(PyObject *one, const quick_part_t *part) {
+  if (part->kind == ARRAY) return shmi_array_data(one, part->type, part->count, part->shape);
+  if (Py_TYPE(one) != shmi_quick.tensor) return NULL;
+  PyObject *array = array_of(one);
+  if (array == NULL) return NULL;
+  const void *data = shmi_array_data(array, part->type, part->count, part->shape);
+  Py_DECREF(array); /* the bytes are the tensor's */
+  return data;
+}
+
+static bool is_name(PyObject *key, PyObject *name) {
+  return key == name || (PyUnicode_CheckExact(key) && PyUnicode_Compare(key, name) == 0);
+}
+
+static bool fits(walk_t *walk, PyObject *one);
+
+static bool items_fit(walk_t *walk, PyObject *one, const quick_part_t *part) {
+  if (part->kind == DICT) {
+    PyObject *key, *item;
+    Py_ssize_t place = 0;
+    if (PyDict_Size(one) != part->count) return false;
+    for (Py_ssize_t at = 0; PyDict_Next(one, &place, &key, &item); at++) {
+      if (!is_name(key, PyTuple_GetItem(part->names, at)) || !fits(walk, item)) return false;
+    }
     return true;
   }
-  if ((PyObject *)Py_TYPE(one) != part->type) return false;
-  Py_ssize_t count = PyTuple_Size(one);
-  if (count != part->count) return false;
-  for (Py_ssize_t at = 0; at < count; at++) {
-    if (!fits(walk, PyTuple_GetItem(one, at))) return false;
+  bool is_tuple = part->kind == TUPLE;
+  if ((is_tuple ? PyTuple_Size(one) : PyList_Size(one)) != part->count) return false;
+  for (Py_ssize_t at = 0; at < part->count; at++) {
+    if (!fits(walk, is_tuple ? PyTuple_GetItem(one, at) : PyList_GetItem(one, at))) return false;
   }
   return true;
 }
 
+static bool fits(walk_t *walk, PyObject *one) {
+  quick_found_t *found = walk->found;
+  if (walk->part == walk->end) return false;
+  const quick_part_t *part = walk->part++;
+  if (part->kind == ARRAY || part->kind == TENSOR) {
+    const void *data = data_of(one, part);
+    found->addresses[found->arrays++] = (uint64_t)(uintptr_t)data;
+    return data != NULL;
+  }
+  if ((PyObject *)Py_TYPE(one) != part->type) return false;
+  if (part->kind != VALUE) return items_fit(walk, one, part);
+  found->values[found->value_count++] = one;
+  return true;
+}
+
 static bool has_signature(const quick_signature_t *signature, PyObject *args, PyObject *named,
-                          uint64_t *addresses) {
-  walk_t walk = {.part = signature->parts,
-                 .end = signature->parts + signature->count,
-                 .addresses = addresses};
-  if (named != NULL && PyDict_Size(named) > 0) return false;
-  return fits(&walk, args) && walk.part == walk.end;
+                          quick_found_t *found) {
+  walk_t walk = {
+      .part = signature->parts, .end = signature->parts + signature->count, .found = found};
+  found->arrays = found->value_count = 0;
+  bool is = fits(&walk, args) && (named == NULL || PyDict_Size(named) == 0 || fits(&walk, named));
+  return is && walk.part == walk.end;
 }
 
 quick_signature_t *shmi_signature_of(PyObject *signatures, PyObject *args, PyObject *named,
-                                     uint64_t *addresses) {
+                                     quick_found_t *found) {
   for (Py_ssize_t at = 0; at < PyList_Size(signatures); at++) {
     PyObject *one = PyList_GetItem(signatures, at);
     if (Py_TYPE(one) != shmi_quick.signature) continue;
     quick_signature_t *signature = (quick_signature_t *)one;
-    if (has_signature(signature, args, named, addresses)) return signature;
+    if (has_signature(signature, args, named, found)) return signature;
   }
   return NULL;
 }
 
-/* find(signatures, args, named): the one that such arguments have, or None. */
+/* find(signatures, args, named): the one that such arguments have, and their plain values; or None. */
 PyObject *shmi_find(PyObject *module, PyObject *given) {
   (void)module;
   PyObject *signatures, *args, *named;
-  uint64_t addresses[SHMI_QUICK_ARRAYS];
+  quick_found_t found;
   if (!PyArg_ParseTuple(given, "O!O!O!", &PyList_Type, &signatures, &PyTuple_Type, &args,
                         &PyDict_Type, &named)) {
     return NULL;
   }
-  PyObject *found = (PyObject *)shmi_signature_of(signatures, args, named, addresses);
-  return Py_NewRef(found != NULL ? found : Py_None);
+  quick_signature_t *signature = shmi_signature_of(signatures, args, named, &found);
+  if (signature == NULL) Py_RETURN_NONE;
+  PyObject *values = PyTuple_New(found.value_count);
+  for (int at = 0; values != NULL && at < found.value_count; at++) {
+    PyTuple_SetItem(values, at, Py_NewRef(found.values[at]));
+  }
+  return values != NULL ? Py_BuildValue("(ON)", (PyObject *)signature, values) : NULL;
 }
 
 /* ---- making one ---------------------------------------------------------------------------- */
@@ -90,52 +135,115 @@ static bool is_native(PyObject *dtype) {
   return is;
 }
 
-/* Adds the parts of a tree: false where it cannot be called so. */
-static bool take_apart(quick_signature_t *signature, PyObject *one, int *arrays, int depth) {
-  if (signature->count == PARTS || depth > DEPTH) return false;
-  quick_part_t *part = &signature->parts[signature->count];
-  if (Py_TYPE(one) == shmi_quick.ndarray) {
-    const intptr_t *shape;
-    int axes;
-    PyObject *dtype = shmi_array_type(one, &axes, &shape);
-    if (++*arrays > SHMI_QUICK_ARRAYS || !is_native(dtype)) return false;
-    size_t bytes = (size_t)axes * sizeof *shape;
-    part->shape = malloc(bytes + 1);
-    if (part->shape == NULL) return false;
-    if (bytes > 0) memcpy(part->shape, shape, bytes);
-    part->is_array = true;
-    part->count = axes;
-    part->type = Py_NewRef(dtype);
-    signature->count++;
-    return true;
+static void drop_parts(quick_part_t *parts, size_t count) {
+  for (size_t at = 0; at < count; at++) {
+    Py_XDECREF(parts[at].type);
+    Py_XDECREF(parts[at].names);
+    free(parts[at].shape);
   }
-  if (Py_TYPE(one) != &PyTuple_Type) return false;
-  part->type = Py_NewRef((PyObject *)Py_TYPE(one));
-  part->count = (int)PyTuple_Size(one);
-  signature->count++;
-  for (Py_ssize_t at = 0; at < PyTuple_Size(one); at++) {
-    if (!take_apart(signature, PyTuple_GetItem(one, at), arrays, depth + 1)) return false;
+}
+
+typedef struct {
+  quick_part_t parts[PARTS];
+  size_t count;
+  int arrays, values;
+  PyObject *plain; /* the types of plain values, a frozenset */
+} making_t;
+
+static bool take_apart(making_t *making, PyObject *one, int depth);
+
+static bool add_array(making_t *making, quick_part_t *part, PyObject *array) {
+  const intptr_t *shape;
+  PyObject *dtype = shmi_array_type(array, &part->count, &shape);
+  if (++making->arrays > SHMI_QUICK_ARRAYS || dtype == NULL || !is_native(dtype)) return false;
+  size_t bytes = (size_t)part->count * sizeof *shape;
+  part->shape = malloc(bytes + 1);
+  if (part->shape == NULL) return false;
+  if (bytes > 0) memcpy(part->shape, shape, bytes);
+  part->type = Py_NewRef(dtype);
+  return true;
+}
+
+static bool add_tensor(making_t *making, quick_part_t *part, PyObject *tensor) {
+  PyObject *array = array_of(tensor);
+  bool is_added = array != NULL && Py_TYPE(array) == shmi_quick.ndarray && add_array(making, part, array);
+  Py_XDECREF(array);
+  return is_added;
+}
+
+static bool add_dict(making_t *making, quick_part_t *part, PyObject *one, int depth) {
+  PyObject *key, *item;
+  Py_ssize_t place = 0;
+  part->count = (int)PyDict_Size(one);
+  part->names = PyTuple_New(part->count);
+  if (part->names == NULL || part->count > KEYS) return false;
+  for (Py_ssize_t at = 0; PyDict_Next(one, &place, &key, &item); at++) {
+    if (!PyUnicode_CheckExact(key) || PyTuple_SetItem(part->names, at, Py_NewRef(key)) < 0) {
+      return false;
+    }
+    if (!take_apart(making, item, depth)) return false;
   }
   return true;
 }
 
-/* Signature(args, named): that of calls with such arguments; ValueError where there is none. */
+/* Adds the parts of a tree: false where it cannot be called so. */
+static bool take_apart(making_t *making, PyObject *one, int depth) {
+  if (making->count == PARTS || depth > DEPTH) return false;
+  quick_part_t *part = &making->parts[making->count++];
+  PyTypeObject *type = Py_TYPE(one);
+  if (type == shmi_quick.ndarray || type == shmi_quick.tensor) {
+    part->kind = type == shmi_quick.ndarray ? ARRAY : TENSOR;
+    return part->kind == ARRAY ? add_array(making, part, one) : add_tensor(making, part, one);
+  }
+  part->type = Py_NewRef((PyObject *)type);
+  if (type == &PyDict_Type) {
+    part->kind = DICT;
+    return add_dict(making, part, one, depth + 1);
+  }
+  if (type != &PyTuple_Type && type != &PyList_Type) {
+    part->kind = VALUE;
+    return ++making->values <= SHMI_QUICK_VALUES && PySet_Contains(making->plain, part->type) > 0;
+  }
+  part->kind = type == &PyTuple_Type ? TUPLE : LIST;
+  part->count = (int)(part->kind == TUPLE ? PyTuple_Size(one) : PyList_Size(one));
+  for (Py_ssize_t at = 0; at < part->count; at++) {
+    PyObject *item = part->kind == TUPLE ? PyTuple_GetItem(one, at) : PyList_GetItem(one, at);
+    if (!take_apart(making, item, depth + 1)) return false;
+  }
+  return true;
+}
+
+/* Signature(args, named, plain): that of calls with such arguments; ValueError where there is none.
+ * `plain` is a frozenset of the types of plain values. */
 static PyObject *signature_new(PyTypeObject *type, PyObject *given, PyObject *named_given) {
-  PyObject *args, *named;
+  PyObject *args, *named, *plain;
   (void)named_given;
-  if (!PyArg_ParseTuple(given, "O!O!", &PyTuple_Type, &args, &PyDict_Type, &named)) return NULL;
-  allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-  quick_signature_t *made = (quick_signature_t *)allocate(type, 0);
-  if (made == NULL) return NULL;
+  if (!PyArg_ParseTuple(given, "O!O!O!", &PyTuple_Type, &args, &PyDict_Type, &named,
+                        &PyFrozenSet_Type, &plain)) {
+    return NULL;
+  }
+  making_t making = {.plain = plain};
+  quick_signature_t *made = NULL;
+  bool is_whole = take_apart(&making, args, 0) &&
+                  (PyDict_Size(named) == 0 || take_apart(&making, named, 0));
+  if (is_whole) {
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    made = (quick_signature_t *)allocate(type, 0);
+  } else if (!PyErr_Occurred()) {
+    PyErr_SetString(PyExc_ValueError, "such calls are made through Python");
+  }
+  quick_part_t *parts = made != NULL ? malloc(making.count * sizeof *parts) : NULL;
+  if (parts == NULL) {
+    drop_parts(making.parts, making.count);
+    Py_XDECREF((PyObject *)made);
+    return PyErr_Occurred() ? NULL : PyErr_NoMemory();
+  }
+  memcpy(parts, making.parts, making.count * sizeof *parts);
+  made->parts = parts; /* with all that they refer to */
+  made->count = making.count;
   made->ready = PyList_New(0);
-  made->parts = calloc(PARTS, sizeof *made->parts);
-  int arrays = 0;
-  bool is_whole = made->ready != NULL && made->parts != NULL && PyDict_Size(named) == 0 &&
-                  take_apart(made, args, &arrays, 0);
-  if (is_whole && arrays > 0) return (PyObject *)made;
-  Py_DECREF(made);
-  if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "such calls are made through Python");
-  return NULL;
+  if (made->ready == NULL) Py_CLEAR(made);
+  return (PyObject *)made;
 }
 
 static int signature_traverse(quick_signature_t *self, visitproc visit, void *arg) {
@@ -152,10 +260,7 @@ static int signature_clear(quick_signature_t *self) {
 static void signature_dealloc(quick_signature_t *self) {
   PyObject_GC_UnTrack(self);
   Py_CLEAR(self->ready);
-  for (size_t at = 0; self->parts != NULL && at < self->count; at++) {
-    Py_XDECREF(self->parts[at].type);
-    free(self->parts[at].shape);
-  }
+  drop_parts(self->parts, self->count);
   free(self->parts);
   shmi_free_object((PyObject *)self);
 }
