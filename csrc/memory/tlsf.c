@@ -17,8 +17,8 @@
  *           are reused last in, first out, so the pool stays small and warm.
  *
  * A live block's length is the distance to the next start in its row, or the row's word about the
- * block that runs on; a free one's is in its node. So every question about a block is answered by one row, and whether the
- * block before it is free by that row or the one before.
+ * block that runs on; a free one's is in its node. So every question about a block is answered by
+ * one row, and whether the block before it is free by that row or the one before.
  *
  * The gain: a stray write damages data, never the allocator; whether an address is the start of a
  * live block takes a look at two bits, so double, foreign and interior frees are always noticed;
@@ -27,10 +27,10 @@
  *
  * Budget of the hot path. malloc: two bit scans, at most SCAN_LIMIT nodes looked at, at most
  * three rows and two nodes written. free: at most four rows and three nodes. Free blocks inside
- * one row hang in that row's chain, which is walked: free blocks never touch, so it has at
- * most 32 nodes, as a rule one. If nothing larger is free, malloc looks at up to
- * LAST_RESORT_LIMIT nodes of each smaller class. No loop depends on the number of blocks; no system call; no byte
- * of the arena touched.
+ * one row hang in that row's chain, which is walked: free blocks never touch, so it has at most 32
+ * nodes, as a rule one. If nothing larger is free, malloc looks at up to LAST_RESORT_LIMIT nodes of
+ * each smaller class. No loop depends on the number of blocks; no system call; no byte of the arena
+ * touched.
  *
  * Three strengths of checking: arguments are checked in every build; shmi_tlsf_check() is
  * called by tests; -DSHMI_TLSF_PARANOID runs it after every change and aborts.
