@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import itertools
+import math
 import sys
 import textwrap
 import time
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks.measure import endings
 from benchmarks.measure import environment as env
@@ -32,11 +34,12 @@ from benchmarks.reporting.results import (
     plain_json,
     save,
 )
-from benchmarks.reporting.table import table
+from benchmarks.reporting.table import curves_of, lines_of, what_is_said
 
 PROGRAM = "python -m benchmarks"
 ALL = "all"
 LISTED_WIDTH = 100
+STARTING_S = 0.3  # of a probe, each round
 ALIKE = 6  # figures of a group with one target that an overview still names one by one
 
 
@@ -108,19 +111,22 @@ def _commands_like(name: str, known: Mapping[str, Workload]) -> str:
     return "" if name in known else f". Commands are: {', '.join(COMMANDS)}"
 
 
-def quick_part(workloads: Sequence[Workload]) -> list[Workload]:
-    """Return the workloads without what takes too long for a first look."""
-    parts = [
-        replace(
-            workload,
-            groups=tuple(
-                replace(group, rounds=group.quick_rounds or group.rounds)
-                for group in workload.groups
-                if group.quick
-            ),
+def quick_part(workloads: Sequence[Workload], names: Sequence[str] = ()) -> list[Workload]:
+    """Return the workloads without what takes too long for a first look.
+
+    A group that one of the ``names`` names stays, and so does a workload of slow groups alone.
+    """
+    by_group = {name.partition(".")[0] for name in names if "." in name}
+    parts = []
+    for workload in workloads:
+        groups = tuple(
+            replace(group, rounds=group.quick_rounds or group.rounds)
+            for group in workload.groups
+            if group.quick
         )
-        for workload in workloads
-    ]
+        if workload.name in by_group or (names and not groups):
+            groups = workload.groups
+        parts.append(replace(workload, groups=groups))
     return [workload for workload in parts if workload.groups]
 
 
@@ -172,37 +178,91 @@ def listing(workloads: Sequence[Workload]) -> str:
     return "\n".join(lines)
 
 
+class Progress:
+    """A bar on a terminal, and lines that are printed while it is there; in a pipe those alone."""
+
+    def __init__(self, bar: Any = None) -> None:
+        self._bar = bar
+
+    def __call__(self, name: str) -> None:
+        """One step of that name is done."""
+        if self._bar is not None:
+            self._bar.set_description(name, refresh=False)
+            self._bar.update()
+
+    def say(self, text: str) -> None:
+        """Print it now, above the bar."""
+        if self._bar is not None:
+            self._bar.clear()
+        print(text, flush=True)
+
+
 @contextmanager
-def progress(total: int, unit: str = "run") -> Iterator[Callable[[str], None]]:
-    """Show a bar on a terminal; in a pipe, or without tqdm, show nothing."""
+def progress(total: int, unit: str = "run") -> Iterator[Progress]:
+    """Show a bar on a terminal; in a pipe, or without tqdm, show none."""
     if not sys.stderr.isatty() or importlib.util.find_spec("tqdm") is None:
-        yield lambda _name: None
+        yield Progress()
         return
     from tqdm import tqdm
 
     tqdm.monitor_interval = 0  # no thread beside what is measured
     with tqdm(total=total, leave=False, unit=unit) as bar:
-
-        def step(name: str) -> None:
-            bar.set_description(name, refresh=False)
-            bar.update()
-
-        yield step
+        yield Progress(bar)
 
 
 def run(
-    workloads: Sequence[Workload], effort: Effort, rows: list[Row], took_s: dict[str, float]
+    workloads: Sequence[Workload],
+    effort: Effort,
+    rows: list[Row],
+    took_s: dict[str, float],
+    quick: bool = False,
 ) -> None:
-    """Measure the workloads; add the rows of each group, and its seconds, once it is done."""
+    """Measure the workloads; add the rows of each group, and its seconds, once it is done.
+
+    They are printed then, too. In a ``quick`` run groups share their workload's seconds: one that
+    has had its part begins no other round.
+    """
     total = sum(rounds_of(g, effort) * len(g.probes) for w in workloads for g in w.groups)
     with progress(total) as step:
         for workload in workloads:
-            for group in workload.groups:
+            end = time.monotonic() + workload.quick_seconds if quick else math.inf
+            for left, group in zip(itertools.count(len(workload.groups), -1), workload.groups):
                 name = f"{workload.name}.{group.name}"
                 began = time.monotonic()
-                samples = measure(group, effort, lambda name=name: step(name))  # type: ignore[misc]
-                rows += [row_of(group, f, samples, f"{workload.name}.") for f in group.figures]
+                samples = measure(
+                    group,
+                    effort,
+                    lambda name=name: step(name),  # type: ignore[misc]
+                    began + max(0.0, end - began) / left,
+                )
+                made = [row_of(group, f, samples, f"{workload.name}.") for f in group.figures]
+                rows += made
                 took_s[name] = round(time.monotonic() - began, 1)
+                if text := lines_of(made):
+                    step.say(f"{name}, {took_s[name]:g} s\n{text}\n")
+
+
+def expected_s(
+    workloads: Sequence[Workload], effort: Effort, quick: bool, kept: Mapping[str, float]
+) -> float:
+    """Return about how many seconds a run takes: as long as a ``kept`` one did, where it says so.
+
+    Of groups that it has not: as long as each round of each probe takes, and starting it.
+    """
+    total = 0.0
+    for workload in workloads:
+        seconds = 0.0
+        for group in workload.groups:
+            rounds = rounds_of(group, effort)
+            least = rounds * len(group.probes) * (STARTING_S + max(effort.seconds, group.seconds))
+            seconds += kept.get(f"{workload.name}.{group.name}", least)
+        total += min(seconds, workload.quick_seconds) if quick else seconds
+    return total
+
+
+def in_words(seconds: float) -> str:
+    """Return seconds as a person says them: "40 s", "12 min"."""
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 def _compare(arguments: Sequence[str]) -> int:
@@ -296,8 +356,8 @@ def _measure(arguments: Sequence[str], workloads: Sequence[Workload]) -> int:
     except ValueError as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 2
-    if options.quick and not options.names:
-        chosen = quick_part(chosen)
+    if options.quick:
+        chosen = quick_part(chosen, [] if ALL in options.names else options.names)
     if options.list:
         print(listing(chosen) if options.names else overview(chosen))
         return 0
@@ -316,9 +376,13 @@ def _measure(arguments: Sequence[str], workloads: Sequence[Workload]) -> int:
             print(workload.preface())
     rows: list[Row] = []
     took_s: dict[str, float] = {}
+    kept = highlights.seconds_of_latest(options.quick) if effort in (FULL, QUICK) else {}
+    print(
+        f"It takes about {in_words(expected_s(chosen, effort, options.quick, kept))}.\n", flush=True
+    )
     status = 0
     try:
-        run(chosen, effort, rows, took_s)
+        run(chosen, effort, rows, took_s, options.quick)
     except KeyboardInterrupt:
         status = endings.INTERRUPTED
     except SystemExit as end:
@@ -327,8 +391,9 @@ def _measure(arguments: Sequence[str], workloads: Sequence[Workload]) -> int:
         groups = sum(len(workload.groups) for workload in chosen)
         print(f"\nStopped early, with {len(rows)} rows; each of the {groups} groups gives its rows "
               "when all its rounds are done.", file=sys.stderr)  # fmt: skip
-    if rows:
-        print(table(rows))
+    for text in (curves_of(rows), what_is_said(rows)):
+        if text:
+            print(f"{text}\n")
     if options.json and rows:
         took_s["all"] = round(time.monotonic() - began, 1)
         save(options.json, as_json(rows, environment, options.quick, effort.seconds,

@@ -159,13 +159,15 @@ class Group:
 class Workload:
     """A named list of groups.
 
-    ``about`` is one sentence for ``--list``; ``preface`` gives lines to print before measuring.
+    ``about`` is one sentence for ``--list``; ``preface`` gives lines to print before measuring;
+    ``quick_seconds`` is what a quick run takes for it, about: then it begins no more rounds.
     """
 
     name: str
     about: str
     groups: tuple[Group, ...]
     preface: Callable[[], str] | None = None
+    quick_seconds: float = 30.0
 
 
 @dataclass(frozen=True)

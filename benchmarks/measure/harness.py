@@ -97,12 +97,23 @@ def rounds_of(group: Group, effort: Effort) -> int:
     return effort.rounds if group.rounds is None else min(group.rounds, effort.rounds)
 
 
-def measure(group: Group, effort: Effort, tick: Callable[[], None] = lambda: None) -> Samples:
-    """Run the group's probes in turn. ``tick`` is called after each run, done or given up."""
+def measure(
+    group: Group,
+    effort: Effort,
+    tick: Callable[[], None] = lambda: None,
+    until: float = math.inf,
+    clock: Callable[[], float] = time.monotonic,
+) -> Samples:
+    """Run the group's probes in turn. ``tick`` is called after each run, done or given up.
+
+    Once the clock shows ``until``, the round that was begun is the last; there is always one.
+    """
     samples = Samples()
     amounts: dict[str, float] = {}
     rounds = rounds_of(group, effort)
     for number in range(rounds):
+        if number and clock() >= until:
+            break
         for probe in group.probes:
             if number == 0:
                 module = missing_module(probe)

@@ -6,7 +6,8 @@ the rows of a picture leaves the picture as it is, and says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,6 +127,17 @@ def latest(folder: Path = RESULTS) -> Result:
     return max(
         results, key=lambda r: (not r.stopped, not r.quick, str(r.environment.get("time", "")))
     )
+
+
+def seconds_of_latest(quick: bool, folder: Path = RESULTS) -> Mapping[str, float]:
+    """Return how long each group took in the latest run of a kind that ``folder`` has."""
+    took: list[tuple[str, Mapping[str, float]]] = []
+    for path in sorted(folder.glob("*.json")):
+        with contextlib.suppress(ResultError):  # whoever wants to measure does not need it
+            result = load(path)
+            if result.quick == quick:
+                took.append((str(result.environment.get("time", "")), result.took_s))
+    return max(took, key=lambda one: one[0], default=("", {}))[1]
 
 
 def write(result: Result, folder: Path = PLOTS) -> tuple[list[Path], list[str]]:

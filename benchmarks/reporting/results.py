@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,8 @@ class ResultError(Exception):
 class Result:
     """A run that was kept: its rows in order, what it ran on, and whether it was a quick one.
 
-    ``stopped`` says that it was ended early, and so lacks rows.
+    ``stopped`` says that it was ended early, and so lacks rows; ``took_s`` how many seconds each
+    group took.
     """
 
     rows: tuple[Row, ...]
@@ -48,6 +49,7 @@ class Result:
     quick: bool
     path: Path | None = None
     stopped: bool = False
+    took_s: Mapping[str, float] = field(default_factory=dict)
 
 
 def as_json(
@@ -153,7 +155,8 @@ def load(path: Path) -> Result:
         if not isinstance(environment, dict):
             raise TypeError
         stopped = bool(document.get("stopped", False))
-        return Result(rows, environment, bool(document["quick"]), path, stopped)
+        took_s = {name: float(s) for name, s in (document.get("took_s") or {}).items()}
+        return Result(rows, environment, bool(document["quick"]), path, stopped, took_s)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         where = f" ({error})" if str(error) else ""
         raise ResultError(

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 
 from benchmarks.measure.figures import Row
+from benchmarks.measure.harness import SKIPPED
 from benchmarks.reporting.charts import Chart, charts_of, plain_rows
 
 HEADINGS = ("figure", "value", "", "baseline", "its value", "ratio", "spread", "asked", "met")
 _LEFT = frozenset({0, 2, 3, 7, 8})
+_BASELINE = (3, 4)  # its columns, of which lines are made where there is no room for them
+_LEFT_OF_NARROW = frozenset({0, 2, 5, 6})
+WIDTH = 100  # of what is printed
 _BINARY = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
@@ -99,6 +104,18 @@ def notes_of(rows: Sequence[Row]) -> list[str]:
     return [f"{_some(names)}: {note}" for note, names in notes.items()]
 
 
+def _short_notes(rows: Sequence[Row]) -> list[str]:
+    """Return the notes for a terminal: all that was skipped for one reason is one line."""
+    skipped: dict[str, dict[str, None]] = {}
+    for row in rows:
+        for note in row.notes:
+            probe, is_skipped, why = note.partition(SKIPPED)
+            if is_skipped:
+                skipped.setdefault(why, {})[probe] = None
+    lines = [line for line in notes_of(rows) if SKIPPED not in line]
+    return lines + [f"{_some(list(probes))}{SKIPPED}{why}" for why, probes in skipped.items()]
+
+
 def only_noted(row: Row) -> bool:
     """Return whether a row has no number, and a note that says why."""
     return row.value is None and row.baseline_value is None and bool(row.notes)
@@ -109,22 +126,79 @@ def _some(names: list[str], most: int = 4) -> str:
     return ", ".join(names) if more <= 1 else f"{', '.join(names[:most])} and {more} more"
 
 
+def lines_of(rows: Sequence[Row]) -> str:
+    """Return rows as a table with one line for each that has a number; "" where none has."""
+    cells = [_cells(row) for row in rows if not only_noted(row)]
+    if not cells:
+        return ""
+    text = aligned([HEADINGS, *cells], _LEFT)
+    return text if _fits(text) else _narrow([HEADINGS, *cells])
+
+
+def _fits(text: str) -> bool:
+    return max(map(len, text.splitlines())) <= WIDTH
+
+
+def _narrow(lines: Sequence[tuple[str, ...]]) -> str:
+    """Return a table without the baseline's columns: it stands above the lines that it is of."""
+    kept = [[cell for at, cell in enumerate(line) if at not in _BASELINE] for line in lines]
+    of = {name.partition(".")[0] for name, *_ in kept[1:]}
+    if len(of) == 1:
+        kept = [[name.removeprefix(f"{min(of)}."), *rest] for name, *rest in kept]
+        kept[0][0] = f"{min(of)}: figure"
+    kept = [[cell.replace(" .. ", "..") for cell in line] for line in kept]
+    heading, rule, *text = aligned(kept, _LEFT_OF_NARROW).splitlines()
+    shown, before = [heading, rule], None
+    for line, cells in zip(text, lines[1:], strict=True):
+        baseline = " ".join(cells[at] for at in _BASELINE if cells[at] != "-")
+        if baseline != before:
+            shown.append(f"against {baseline}:" if baseline else "against nothing:")
+            before = baseline
+        shown.append(line)
+    return "\n".join(shown)
+
+
+def _across(chart: Chart) -> list[list[str]]:
+    """Return a chart as cells, heading first: a line for each series, then for each ratio."""
+    return [list(column) for column in zip(*chart_lines(chart), strict=True)]
+
+
+def _blocks(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Return lines as tables that fit the width, each with the first column and some others."""
+    last = len(lines[0])
+    while last > 2:
+        if _fits(aligned([line[:last] for line in lines], frozenset({0}))):
+            break
+        last -= 1
+    text = aligned([line[:last] for line in lines], frozenset({0}))
+    rest = [[line[0], *line[last:]] for line in lines]
+    return [text, *_blocks(rest)] if last < len(lines[0]) else [text]
+
+
+def curves_of(rows: Sequence[Row]) -> str:
+    """Return a block for each curve: a line for each series, the places on the curve across."""
+    parts = []
+    for chart in charts_of(rows):
+        if chart.xs:
+            parts.append("\n".join([chart.heading, *_blocks(_across(chart))]))
+        elif not all(map(only_noted, chart.rows)):
+            parts.append(f"{chart.heading}: nothing measured")
+    return "\n\n".join(parts)
+
+
+def what_is_said(rows: Sequence[Row]) -> str:
+    """Return the notes of rows, a line each."""
+    return "\n".join(
+        textwrap.fill(note, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+        for note in _short_notes(rows)
+    )
+
+
 def table(rows: Sequence[Row]) -> str:
-    """Return the rows as aligned tables: one of figures, then a block for each curve.
+    """Return the rows as tables of at most WIDTH columns: one of figures, one for each curve.
 
     The spread is the ratio's where there is one. A point of a curve that has a target stands among
     the figures, too. Of what was not measured there is only the note that says why.
     """
-    figures = [row for row in plain_rows(rows) if not only_noted(row)]
-    parts = []
-    if figures:
-        parts.append(aligned([HEADINGS, *map(_cells, figures)], _LEFT))
-    for chart in charts_of(rows):
-        if chart.xs:
-            parts.append(f"{chart.heading}\n{aligned(chart_lines(chart))}")
-        elif not all(map(only_noted, chart.rows)):
-            parts.append(f"{chart.heading}: nothing measured")
-    notes = notes_of(rows)
-    if notes:
-        parts.append("\n".join(notes))
-    return "\n\n".join(parts)
+    parts = [lines_of(plain_rows(rows)), curves_of(rows), what_is_said(rows)]
+    return "\n\n".join(part for part in parts if part)

@@ -284,4 +284,5 @@ WORKLOAD = Workload(
     # Of a curve's points that two groups have, the later group's are drawn.
     (_limits(), _tried(), _peers()),
     preface=httpload.preface,
+    quick_seconds=60.0,
 )

@@ -1,7 +1,8 @@
 """Programs that no broker started: how they find one, join it, share it and leave it.
 
 Owns the socket's path, what a joining program is told, and what makes two programs share a
-broker. Who is let in and who is refused, csrc/broker/listener.c decides. Never forks a role, never signals a member.
+broker. Who is let in and who is refused, csrc/broker/listener.c decides. Never forks a role, never
+signals a member.
 """
 
 from __future__ import annotations

@@ -131,14 +131,47 @@ def test_one_curve_in_two_units_is_two_charts():
 def test_the_table_shows_a_curve_as_a_block_and_not_as_rows():
     text = table.table(ROWS)
     assert "payload.64_ZeroMQ" not in text
-    heading, rule, *lines = text[text.index("payload: time by size [us]") :].splitlines()[1:6]
-    wanted = ["bytes", "shmgpu", "ZeroMQ", "Queue", "shmgpu / ZeroMQ", "shmgpu / Queue"]
-    assert re.split(r"\s{2,}", heading.strip()) == wanted
+    heading, rule, *lines = text[text.index("payload: time by size [us]") :].splitlines()[1:8]
+    assert re.split(r"\s{2,}", heading.strip())[:2] == ["bytes", "64 B"]
+    assert re.split(r"\s{2,}", heading.strip())[-1] == "256 MiB"
     assert set(rule) == {"-", " "}
-    assert lines[0].split() == ["64", "B", "28", "0.64", "0.64", "43.750", "43.750"]
-    assert lines[2].split()[:2] == ["256", "MiB"]
-    assert len({len(line) for line in lines}) == 1
+    names = [re.split(r"\s{2,}", line)[:2] for line in lines]
+    assert names[0] == ["shmgpu", "28"] and ["shmgpu / ZeroMQ", "43.750"] in names
     assert text.count("Gone skipped: gone is not installed") == 1
+
+
+def test_a_table_fits_the_width_whatever_its_rows_are_called():
+    curve = Curve("time by size", "bytes")
+    rows = [
+        row(
+            f"work.a_figure_with_a_long_name_{n}",
+            n * 1e6,
+            "us",
+            baseline=who,
+            its=2e6,
+            asked="<= 1.2",
+        )
+        for n in (1, 2)
+        for who in ("a peer with all that it was configured with (said in full)", "another")
+    ]
+    rows += [
+        row(f"work.{x}_{name}", float(x), "us", at=(curve, x, name), baseline="base", its=2.0)
+        for x in (2**n for n in range(6, 40))
+        for name in ("one", "another of a long name (its configuration)")
+    ]
+    text = table.table(rows)
+    assert max(map(len, text.splitlines())) <= table.WIDTH
+    for wanted in (
+        "against another 2,000,000:",
+        "another of a long name (its configuration)",
+        "512 GiB",
+    ):
+        assert wanted in text
+
+
+def test_all_that_was_skipped_for_one_reason_is_one_line():
+    rows = [row(f"w.{who}", None, notes=(f"{who} skipped: ray is not installed",)) for who in "abc"]
+    assert table.table(rows) == "a, b, c skipped: ray is not installed"
 
 
 def test_a_point_with_a_target_stands_among_the_figures_too():

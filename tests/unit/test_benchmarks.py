@@ -216,6 +216,51 @@ def test_the_command_fails_when_a_probe_failed(capsys):
     assert "A failed: it broke" in capsys.readouterr().out
 
 
+def test_a_quick_run_begins_no_round_once_its_seconds_are_over_and_has_one_of_each_group():
+    now = [0.0]
+
+    def run(_amount):
+        now[0] += 10
+        return {"cost": 1.0}
+
+    group = Group("g", (Probe("A", run, {"cost": "us"}),), (Figure("cost", ("A", "cost")),))
+    for until, rounds in ((0.0, 1), (25.0, 3), (math.inf, 7)):
+        now[0] = 0.0
+        samples = harness.measure(group, harness.FULL, until=until, clock=lambda: now[0])
+        assert len(samples.numbers["A", "cost"]) == rounds
+
+
+def test_how_long_a_run_takes_is_said_from_one_that_was_kept_or_reckoned():
+    group = pair([1.0], [2.0])
+    work = workload(group)
+    effort = harness.Effort(seconds=2.0, rounds=3)
+    reckoned = 3 * len(group.probes) * (2.0 + cli.STARTING_S)
+    kept = {"work.group": 500.0}
+    assert cli.expected_s([work], effort, False, {}) == pytest.approx(reckoned)
+    assert cli.expected_s([work], effort, False, kept) == 500.0
+    assert cli.expected_s([work], effort, True, kept) == work.quick_seconds
+    assert (cli.in_words(40), cli.in_words(600)) == ("40 s", "10 min")
+
+
+def test_rows_are_printed_when_their_group_is_done(capsys):
+    shown = []
+
+    def run(_amount):
+        shown.append(capsys.readouterr().out)
+        return {"cost": 1.0}
+
+    groups = [
+        Group(name, (Probe("A", run, {"cost": "us"}),), (Figure(name, ("A", "cost")),))
+        for name in ("first", "second")
+    ]
+    work = Workload("work", "something to do", tuple(groups))
+    assert cli.main(["--rounds", "1", "--seconds", "0.001"], (work,)) == 0
+    before, after = "".join(shown), capsys.readouterr().out
+    assert "It takes about" in shown[0]
+    assert "work.first" in before and "work.second" not in before
+    assert "work.second" in after and "work.first" not in after
+
+
 def test_the_columns_of_the_table_are_aligned():
     rows = [only_row(pair([1.0], [2.0], asked), 1) for asked in ("<= 0.6", None)]
     heading, rule, *lines = table.table(rows).splitlines()
@@ -232,7 +277,7 @@ def test_what_was_not_measured_is_a_note_and_not_a_line_of_dashes():
     printed = table.table([*rows, only_row(pair([1.0], [2.0]), 1)])
     (_heading, _rule, line), (note,) = (part.splitlines() for part in printed.split("\n\n"))
     assert line.startswith("work.cost")
-    assert note == "work.cost, work.more: A skipped: no such thing here"
+    assert note == "A skipped: no such thing here"
 
 
 @pytest.mark.parametrize(
