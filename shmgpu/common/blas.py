@@ -7,6 +7,7 @@ one before it forks, children never make a pool, and helpers ask for what they m
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Callable
 from typing import Any
@@ -23,17 +24,27 @@ def end_threads() -> None:
         wait_policy.call(path, "blas_thread_shutdown_")
 
 
+_POOL_OF_ITS_OWN = 1  # what openblas_get_parallel() says: neither none nor OpenMP's
+
+
 class _OpenBlas:
     """One OpenBLAS that is loaded, and how many threads it uses."""
 
-    def __init__(self, library: Any, getter: Callable[[], int], setter: Callable[[int], Any]):
-        self._getter, self._setter = getter, setter
-        self.before = int(getter())
-        try:  # what the getter reads, and how many the pool has or would be made with
-            self._count = ctypes.c_int.in_dll(library, "blas_cpu_number")
-            self._most = ctypes.c_int.in_dll(library, "blas_num_threads").value
-        except ValueError:
-            self._most = 0
+    def __init__(self, library: Any, prefix: str, suffix: str):
+        def function(name: str) -> Callable[..., int]:
+            found: Callable[..., int] = getattr(library, f"{prefix}openblas_{name}{suffix}")
+            return found
+
+        self._getter, self._setter = function("get_num_threads"), function("set_num_threads")
+        self.before = int(self._getter())
+        self._most = 0  # threads that may be asked for without the library's own function
+        try:
+            if function("get_parallel")() == _POOL_OF_ITS_OWN:
+                # What the getter reads, and how many the pool has or would be made with.
+                self._count = ctypes.c_int.in_dll(library, "blas_cpu_number")
+                self._most = ctypes.c_int.in_dll(library, "blas_num_threads").value
+        except (AttributeError, ValueError):
+            pass
 
     def get(self) -> int:
         """How many threads it uses."""
@@ -63,10 +74,8 @@ def _find() -> list[_OpenBlas]:
             continue
         for prefix in ("", "scipy_"):
             for suffix in ("", "64_", "_64"):
-                getter = getattr(library, f"{prefix}openblas_get_num_threads{suffix}", None)
-                setter = getattr(library, f"{prefix}openblas_set_num_threads{suffix}", None)
-                if getter is not None and setter is not None:
-                    found.append(_OpenBlas(library, getter, setter))
+                with contextlib.suppress(AttributeError):
+                    found.append(_OpenBlas(library, prefix, suffix))
     return found
 
 
