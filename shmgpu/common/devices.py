@@ -76,14 +76,17 @@ def _torch_is_used() -> bool:
 
 
 def name_of(device: Any) -> str:
-    """``"cpu"`` or ``"cuda:N"`` of what a user may call a device; raises ConfigError."""
+    """``"cpu"`` or ``"cuda:N"`` of what a user may call a device; raises ConfigError.
+
+    One device has one name: ``"cpu:0"`` is ``"cpu"``, as there is one.
+    """
     if isinstance(device, int) and not isinstance(device, bool):
         return f"cuda:{device}"
     text = str(device)
     kind, _, index = text.partition(":")
     if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
         raise ConfigError(f'{text!r} is no device: use "cpu", "cuda" or "cuda:0"')
-    return "cuda:0" if text == "cuda" else text
+    return "cpu" if kind == "cpu" else f"cuda:{int(index or 0)}"
 
 
 # ---- threads -------------------------------------------------------------------------------

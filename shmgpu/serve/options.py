@@ -95,20 +95,23 @@ def _pools(text: Any) -> int | dict[str, int]:
     pools: dict[str, int] = {}
     for part in text.split(","):
         name, _, count = part.partition("=")
-        if not name.strip() or name in pools:
+        name = name.strip()
+        if not name or name in pools:
             raise ConfigError("each pool needs a name of its own")
         pools[name] = int(count)
     return pools
 
 
-def _devices(text: Any) -> list[str] | dict[str, list[str]]:
-    """``cuda:0,cpu``, or by pool: ``fast=cuda:0,large=cuda:1,large=cuda:2``."""
-    parts = [part.strip() for part in _text(text).split(",")]
+def _devices(text: Any) -> list[str] | dict[str, list[str]] | None:
+    """``cuda:0,cpu``, or by pool: ``fast=cuda:0,large=cuda:1``; empty: the default."""
+    if not _text(text).strip():
+        return None
+    parts = [part.strip() for part in text.split(",")]
     if not any("=" in part for part in parts):
         return parts
     devices: dict[str, list[str]] = {}
     for part in parts:
-        name, sign, device = part.partition("=")
+        name, sign, device = (word.strip() for word in part.partition("="))
         if not (name and sign and device):
             raise ConfigError("either each device has its pool, as in fast=cuda:0, or none has")
         devices.setdefault(name, []).append(device)

@@ -96,7 +96,7 @@ def serve(options: argparse.Namespace) -> None:
             )
             return opening(helper)
 
-        helpers, devices = pools_of(sources, options.helpers, options.devices)
+        sources, helpers, devices = pools_of(sources, options.helpers, options.devices)
         plan = LaunchConfig(
             children=options.workers,
             helpers=helpers,

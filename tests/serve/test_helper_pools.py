@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -71,13 +72,43 @@ def test_a_model_has_helpers_on_its_devices(where, monkeypatch, models, helpers,
         f"{where}/{name}.py{at and '@'}{at}" for name, _, at in (m.partition("@") for m in models)
     ]
     sources = find_all(named)
-    counts, on = pools_of(sources, parsed("helpers", helpers), parsed("devices", given))
+    sources, counts, on = pools_of(sources, parsed("helpers", helpers), parsed("devices", given))
     plan = LaunchConfig(children=1, helpers=counts, devices=on)
     found = {
         source.path[-4]: [one.device for one in plan.setups if one.pool == source.pool]
         for source in in_pools(sources, list(plan.pools))
     }
     assert found == placed
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "device"),
+    [("cuda", "cuda:0", "cuda:0"), ("cuda:01", "cuda:1", "cuda:1"), ("cpu:0", "cpu", "cpu")],
+)
+def test_a_device_has_one_pool_whatever_it_is_called(where, first, second, device):
+    sources = find_all([f"{where}/a.py@{first}", f"{where}/b.py@{second}"])
+    placed, counts, on = pools_of(sources, 2, None)
+    assert [one.pool for one in placed] == [device] * 2
+    assert (counts, on) == ({device: 2}, {device: [device]})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "meaning"),
+    [
+        ("devices", "", None),
+        ("devices", "  ", None),
+        ("devices", "cuda:0, cpu", ["cuda:0", "cpu"]),
+        ("devices", "fast = cuda:0, fast=cpu", {"fast": ["cuda:0", "cpu"]}),
+        ("helpers", "fast = 2, large=1", {"fast": 2, "large": 1}),
+    ],
+)
+def test_blanks_and_empty_text_say_nothing(where, name, text, meaning):
+    """On the command line as in a configuration file."""
+    (where / "a.toml").write_text(f'models = ["a.py"]\n{name} = "{text}"\n')
+    parser = argparse.ArgumentParser()
+    options.add_arguments(parser)
+    for words in ([f"--{name}", text, "a.py"], ["--config", str(where / "a.toml")]):
+        assert getattr(options.resolve(parser.parse_args(words)), name) == meaning
 
 
 def test_models_run_where_they_were_put_and_say_so(where):
@@ -105,10 +136,18 @@ def test_models_run_where_they_were_put_and_say_so(where):
 def test_devices_are_shown_as_a_group_for_each():
     from shmgpu.serve.frontend.documents import _instance_group
 
-    assert _instance_group("m", ["cuda:1", "cpu", "cuda:1"]) == [
+    assert _instance_group("m", ["cuda:1", "cpu", "cuda:1", "cpu:0"]) == [
         {"name": "m_0", "kind": "KIND_GPU", "count": 2, "gpus": [1]},
         {"name": "m_1", "kind": "KIND_CPU", "count": 1, "gpus": []},
+        {"name": "m_2", "kind": "KIND_CPU", "count": 1, "gpus": []},
     ]
+
+
+def test_a_cpu_with_a_number_is_the_cpu():
+    assert [devices.name_of(one) for one in ("cpu:0", "cpu", "cuda", 1)] == [
+        *("cpu", "cpu", "cuda:0", "cuda:1")
+    ]
+    assert LaunchConfig(children=1, helpers=2, devices=["cpu:0"]).setups[0].device == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -137,6 +176,6 @@ def test_what_does_not_fit_together_is_said_in_a_sentence(where, words, sentence
 
 def test_a_device_that_is_none_is_a_pool(where):
     sources = find_all([f"{where}/a.py@fast"])
-    assert pools_of(sources, 2, None) == (2, None)
+    assert pools_of(sources, 2, None) == (sources, 2, None)
     with pytest.raises(ConfigError, match="for the pool 'fast'"):
         in_pools(sources, ["default"])

@@ -92,10 +92,11 @@ def _instance_group(name: str, devices: list[str]) -> list[dict[str, Any]]:
     shown = []
     for number, device in enumerate(dict.fromkeys(devices)):
         group = {"name": f"{name}_{number}", "count": devices.count(device)}
-        if device == "cpu":
+        kind, _, index = device.partition(":")
+        if kind == "cpu":
             shown.append({**group, "kind": "KIND_CPU", "gpus": []})
         else:
-            shown.append({**group, "kind": "KIND_GPU", "gpus": [int(device.partition(":")[2])]})
+            shown.append({**group, "kind": "KIND_GPU", "gpus": [int(index)]})
     return shown
 
 
