@@ -6,9 +6,21 @@ import json
 import subprocess
 import sys
 import threading
+import time
+import types
+from dataclasses import asdict
+from unittest import mock
 
 import pytest
 from serve import servers
+
+from shmgpu.errors import RemoteError, remote_name
+from shmgpu.serve import QueuePolicy
+from shmgpu.serve.models.errors import Unloaded
+from shmgpu.serve.protocol.types import InferRequest
+from shmgpu.serve.scheduling.inference import Calls
+from shmgpu.serve.scheduling.pending import Pending
+from shmgpu.serve.scheduling.queues import ModelQueue
 
 MODEL = servers.MODELS / "policies.py"
 
@@ -264,6 +276,29 @@ def test_a_delayed_request_that_is_in_time_is_served_by_its_priority(server, gat
     gate.touch()
     asked.join()
     assert asked.turns["third"] < asked.turns["plain"]
+
+
+@pytest.mark.parametrize(("waited", "left"), [(10, 15), (40, 0)])
+def test_a_request_whose_model_was_replaced_has_what_was_left_of_its_time(waited, left):
+    """Until it waits behind others: from when it came, not from when it was sent again."""
+    policy = asdict(QueuePolicy(default_timeout_ms=25_000, timeout_action="DELAY"))
+    queue = ModelQueue(0, policy)
+    old, new = (
+        mock.Mock(number=number, metadata="same", prepared=None, sequence=None)
+        for number in range(2)
+    )
+    for one in old, new:
+        one.queue_of.return_value = queue
+    loop, port = mock.Mock(), mock.Mock()
+    catalog = types.SimpleNamespace(find=lambda name, version: new)
+    calls = Calls(port, catalog, mock.Mock(), None, loop, mock.Mock(), {"default": [0]})
+    came_ns = time.monotonic_ns() - waited * 10**9
+    pending = Pending(calls, old, InferRequest(), (0,), 1, came_ns, mock.Mock())
+    calls._send(pending)
+    pending.ended(mock.Mock(), None, RemoteError(remote_name(Unloaded), ""))
+    assert pending.served is new and port.submit.call_args.args[1] == (1,)
+    delays = [call.args[0] for call in loop.call_later.call_args_list]
+    assert len(delays) == 2 and all(left - 5 <= delay <= left for delay in delays)
 
 
 @pytest.mark.parametrize("given", [[], ["x"], ["text"], ["x", "text"]])

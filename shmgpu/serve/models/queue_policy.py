@@ -25,7 +25,7 @@ class QueuePolicy:
             is answered 503. 0: as many as ``--max-queue`` lets the server take.
         default_timeout_ms: the time of a request that names no ``timeout``; 0: it has none.
         timeout_action: ``"REJECT"``: a request that is not finished by then is answered 503;
-            ``"DELAY"``: one that no helper has begun by then waits behind all others.
+            ``"DELAY"``: one that no helper has been given by then waits behind all others.
         allow_timeout_override: whether a request's own ``timeout`` counts.
 
     Raises:

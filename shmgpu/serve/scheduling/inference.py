@@ -170,7 +170,8 @@ class Calls:
         timeout = None if options is None else options.timeout
         delay = 0.0 if pending.is_late else pending.queue.delay_of(pending.request)
         if delay and (timeout is None or delay < timeout):
-            pending.timer = self.loop.call_later(delay, self._delay, pending)
+            left = max(delay - (now - pending.started_ns) / 1e9, 0.0)  # less, if sent again
+            pending.timer = self.loop.call_later(left, self._delay, pending)
         elif timeout is not None:
             pending.timer = self.loop.call_later(timeout, self.expire, pending)
 
