@@ -55,6 +55,11 @@ class QuickCall:
         """Its output buffer, arrays over it that nobody else has, and what is made of them."""
 
 
+# Why calls go through Python.
+NOT_BUILT = "shmgpu._quick was not built"
+OTHER_ARRAYS = f"NumPy {np.__version__} keeps the fields of arrays elsewhere"
+SWITCHED_OFF = "SHMGPU_QUICK_CALLS says so"
+
 native: Any = None
 if not TYPE_CHECKING:
     try:
@@ -86,11 +91,11 @@ def _reads_arrays() -> bool:
 
 def _why_unable() -> str:
     if native is None:
-        return "shmgpu._quick was not built"
+        return NOT_BUILT
     calls = [core.address_of_call(name) for name in ("port_repeat", "port_is_lost", "count_bytes")]
     native.bind(np.ndarray, *calls)
     if not _reads_arrays():
-        return f"NumPy {np.__version__} keeps the fields of arrays elsewhere"
+        return OTHER_ARRAYS
     return ""
 
 
@@ -100,7 +105,7 @@ _unable = _why_unable()
 def why_not() -> str:
     """Why calls in this process go through Python; "" where those like an earlier one do not."""
     if not _unable and not config.resolve("quick_calls"):
-        return "SHMGPU_QUICK_CALLS says so"
+        return SWITCHED_OFF
     return _unable
 
 

@@ -5,6 +5,7 @@ Owns the checks, and how many threads helpers will have. Never sets a thread cou
 
 from __future__ import annotations
 
+from shmgpu.child import quick
 from shmgpu.common.devices import threads_of_helper
 from shmgpu.doctor.gpus import devices_of
 from shmgpu.doctor.machine import Machine
@@ -12,6 +13,11 @@ from shmgpu.doctor.plan import Plan, count
 from shmgpu.doctor.verdict import Verdict, fine, warn
 
 CUDA_HELPER_THREADS = 8
+_TO_BE_QUICK = {
+    quick.NOT_BUILT: "install shmgpu once more with this Python's pip",
+    quick.SWITCHED_OFF: "unset SHMGPU_QUICK_CALLS",
+    quick.OTHER_ARRAYS: "nothing is lost but speed: report it with the version of NumPy",
+}
 
 
 def _on_cpu(machine: Machine, plan: Plan) -> tuple[int, int]:
@@ -55,6 +61,6 @@ def quick_calls(machine: Machine, plan: Plan) -> Verdict:
     if reason:
         return warn(
             f"small calls go through Python, which takes a child twice the time: {reason}",
-            "unset SHMGPU_QUICK_CALLS, or install shmgpu once more with this Python's pip",
+            _TO_BE_QUICK[reason],
         )
     return fine("calls like an earlier one are made in C")

@@ -24,6 +24,7 @@ import pytest
 
 import shmgpu
 from shmgpu import core, doctor, errors
+from shmgpu.child import quick
 from shmgpu.cli import doctor as findings
 from shmgpu.cli import main as cli
 from shmgpu.doctor import machine as machines
@@ -328,8 +329,12 @@ ROWS = [
      {}, OK, "may be locked", ""),
     ("interpreter", {"interpreter": Interpreter(is_free_threaded=True)}, {}, FAILURE,
      "free-threaded", "ordinary"),
-    ("quick calls", {"interpreter": Interpreter(why_not_quick="it is not there")}, {}, WARNING,
-     "it is not there", "unset"),
+    ("quick calls", {"interpreter": Interpreter(why_not_quick=quick.SWITCHED_OFF)}, {}, WARNING,
+     "SHMGPU_QUICK_CALLS", "unset"),
+    ("quick calls", {"interpreter": Interpreter(why_not_quick=quick.NOT_BUILT)}, {}, WARNING,
+     "not built", "install shmgpu once more"),
+    ("quick calls", {"interpreter": Interpreter(why_not_quick=quick.OTHER_ARRAYS)}, {}, WARNING,
+     "keeps the fields", "report it"),
     ("broker", {"interpreter": Interpreter(has_role=True)}, {}, FAILURE, "broker", "shutdown"),
     ("threads", {"interpreter": Interpreter(other_threads=("pump",))}, {}, FAILURE, "pump",
      "before"),

@@ -49,7 +49,7 @@ typedef struct {
 typedef struct {
   PyObject_HEAD
   PyObject *plans_port; /* what its plans belong to, or None */
-  PyObject *signatures; /* a list of signature_t */
+  PyObject *signatures; /* a list of quick_signature_t, or None */
 } quick_function_t;
 
 /* A call that is ready to be made again, and the output buffer that it will use. */
