@@ -2,8 +2,8 @@
 
 ``python tests/audit TOOLS PYTHON [STEP ...]``: TOOLS is the folder of pip-audit's, bandit's and
 CycloneDX's programs, PYTHON the interpreter of the environment that is looked at. One line for each
-step; a step for which this machine has no network is skipped, with a word. ``--write`` enters new
-packages into hashes.txt.
+step; one for which this machine has no network is skipped, with a word, and any other failure of a
+tool fails the audit. ``--write`` enters new packages into hashes.txt.
 """
 
 from __future__ import annotations
@@ -23,6 +23,24 @@ from audit import baseline, constraints
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 OUT = ROOT / "build" / "audit"
 LIMIT_S = 900
+WRITE = "--write"
+# What pip-audit and pip say, in lower case, where what they ask cannot be reached.
+NO_NETWORK = (
+    "cannot connect to proxy",
+    "connection aborted",
+    "connection refused",
+    "connection reset",
+    "connecttimeout",
+    "could not connect to",
+    "failed to establish a new connection",
+    "failure in name resolution",
+    "name or service not known",
+    "network is unreachable",
+    "no route to host",
+    "read timed out",
+    "readtimeout",
+    "unable to connect to proxy",
+)
 
 
 class Wrong(Exception):
@@ -34,12 +52,30 @@ class Skipped(Exception):
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
+    """Of one of the tools.
+
+    Raises:
+        Wrong: it cannot be run, or does not end.
+    """
+    try:
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        raise Wrong(f"{command[0]} has not ended within {LIMIT_S} s") from None
+    except OSError as error:
+        raise Wrong(f"{command[0]} cannot be run ({error.strerror})") from None
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:
     lines = (done.stderr or done.stdout).strip().splitlines()
     return lines[-1].strip() if lines else f"status {done.returncode}"
+
+
+def failure(done: subprocess.CompletedProcess[str], what: str) -> Wrong | Skipped:
+    """Of a tool that asks the network: whether that is why it failed."""
+    said = (done.stderr + done.stdout).lower()
+    if any(words in said for words in NO_NETWORK):
+        return Skipped(f"{what} cannot be had here ({last_line(done)})")
+    return Wrong(f"{pathlib.Path(done.args[0]).name}: {last_line(done)}")
 
 
 # ---- what was found, from what the tools say ---------------------------------------------------
@@ -120,12 +156,14 @@ def of_archives(archives: dict[str, str], known: dict[str, str]) -> str:
 def advisories(tools: pathlib.Path, python: str) -> str:
     """pip-audit."""
     site = run(python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])")
+    if site.returncode:
+        raise Wrong(last_line(site))
     out = OUT / "advisories.json"
     out.unlink(missing_ok=True)
     words = ["--path", site.stdout.strip(), "--skip-editable", "--progress-spinner", "off"]
     done = run(str(tools / "pip-audit"), *words, "-f", "json", "-o", str(out))
     if not out.exists():
-        raise Skipped(f"the advisories cannot be had here ({last_line(done)})")
+        raise failure(done, "the advisories")
     return of_advisories(json.loads(out.read_text())["dependencies"])
 
 
@@ -159,8 +197,8 @@ def hashes(tools: pathlib.Path, python: str, writes: bool = False) -> str:
         wanted.write_text("\n".join(constraints.hashed_lines()))
         words = ["--dry-run", "--ignore-installed", "--no-deps", "--report", str(report)]
         done = run(python, "-m", "pip", "install", "-q", *words, "-r", str(wanted))
-        if not report.exists():
-            raise Skipped(f"the index cannot be asked here ({last_line(done)})")
+        if done.returncode or not report.exists():
+            raise failure(done, "the index's archives")
         archives = constraints.archives_of(json.loads(report.read_text()))
     if writes:
         constraints.write_hashes({**archives, **constraints.known_hashes()})
@@ -176,10 +214,14 @@ STEPS: dict[str, Callable[..., str]] = {
 
 
 def main(tools: str, python: str, *words: str) -> int:
+    for one in words:
+        if one not in (*STEPS, WRITE):
+            print(f"{one!r} is no step of the audit: name {', '.join(STEPS)} or {WRITE}")
+            return 2
     OUT.mkdir(parents=True, exist_ok=True)
     failed = False
     for name in [one for one in words if one in STEPS] or STEPS:
-        more = {"writes": True} if name == "hashes" and "--write" in words else {}
+        more = {"writes": True} if name == "hashes" and WRITE in words else {}
         try:
             said = STEPS[name](pathlib.Path(tools), python, **more)
         except Skipped as why:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import subprocess
 import sys
 
 import pytest
@@ -125,3 +126,55 @@ def test_each_step_says_a_line_and_one_without_a_network_is_skipped(tmp_path, mo
     assert "code: 1 findings" in told
     assert "materials: failed\ntorch 0 is not what constraints.txt pins" in told
     assert json.loads(pathlib.Path(tmp_path, "out", "sbom.json").read_text()) == bill
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("after connection broken by 'NewConnectionError(... Name or service not known)'", "skip"),
+        ("ProxyError('Unable to connect to proxy')\nERROR: No matching distribution", "skip"),
+        ("pip-audit: error: unrecognized arguments: --path", "wrong"),
+        ("ERROR: No matching distribution found for six==99 (from versions: 1.17.0)", "wrong"),
+        ("certificate verify failed: self-signed certificate", "wrong"),
+    ],
+)
+@pytest.mark.parametrize("step", ["advisories", "hashes"])
+def test_only_a_network_that_is_not_there_lets_a_step_be_skipped(
+    tmp_path, monkeypatch, step, said, kind
+):
+    def run(*command):
+        asks = "pip" in command or command[0].endswith("pip-audit")
+        return subprocess.CompletedProcess(command, int(asks), "/site", said if asks else "")
+
+    monkeypatch.setattr(audit, "run", run)
+    monkeypatch.setattr(audit, "OUT", tmp_path)
+    with pytest.raises({"skip": audit.Skipped, "wrong": audit.Wrong}[kind]):
+        audit.STEPS[step](tmp_path, sys.executable)
+
+
+def test_an_interpreter_that_fails_is_not_asked_about(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(audit, "OUT", tmp_path)
+    fake(tmp_path, "python", "sys.exit('no module named encodings')")
+    assert audit.main(str(tmp_path), str(tmp_path / "python"), "advisories") == 1
+    assert capsys.readouterr().out == "  advisories: failed\nno module named encodings\n"
+
+
+def test_a_tool_that_is_not_there_or_does_not_end_fails_in_a_sentence(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(audit, "OUT", tmp_path / "out")
+    assert audit.main(str(tmp_path), sys.executable, "code") == 1
+    assert "bandit cannot be run (No such file" in capsys.readouterr().out
+    fake(tmp_path, "bandit", "import signal; signal.pause()")
+    monkeypatch.setattr(audit, "LIMIT_S", 0.1)
+    assert audit.main(str(tmp_path), sys.executable, "code") == 1
+    assert "bandit has not ended within 0.1 s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("word", ["hash", "--wirte"])
+def test_a_word_that_is_no_step_is_refused(tmp_path, monkeypatch, capsys, word):
+    monkeypatch.setattr(audit, "STEPS", dict.fromkeys(audit.STEPS, pytest.fail))
+    assert audit.main(str(tmp_path), sys.executable, "code", word) == 2
+    assert capsys.readouterr().out == (
+        f"{word!r} is no step of the audit: name advisories, code, materials, hashes or --write\n"
+    )
