@@ -5,6 +5,12 @@
 
 from __future__ import annotations
 
+import http.server
+import signal
+import subprocess
+import sys
+import threading
+
 import pytest
 from serve import servers
 from serve.recorded import answers, recorder, triton
@@ -88,3 +94,59 @@ def test_triton_gets_the_same_models(tmp_path):
     assert "max_batch_size: 8" in told
     for name in triton.BODIES:
         compile((tmp_path / name / "1" / "model.py").read_text(), name, "exec")
+
+
+@pytest.fixture
+def other():
+    """A server that is ready whatever it is asked; its port."""
+
+    class Ready(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *words):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Ready) as made:
+        thread = threading.Thread(target=made.serve_forever, args=(0.01,))
+        thread.start()
+        yield made.server_address[1]
+        made.shutdown()
+        thread.join()
+
+
+def fake(folder, text):
+    """A tritonserver that does that."""
+    path = folder / "tritonserver"
+    path.write_text(f"#!{sys.executable}\n{text}")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_another_server_at_that_port_is_not_taken_for_triton(tmp_path, other):
+    program = fake(tmp_path, "import signal; signal.pause()")
+    with pytest.raises(RuntimeError, match=f"port {other} cannot be used"):
+        with triton.serving(program, other):
+            pytest.fail("it was taken")
+
+
+def test_what_answers_for_one_that_has_ended_is_another(other):
+    class Ended:
+        """Ends while its port is asked."""
+
+        looks = iter([None, 1])
+
+        def poll(self):
+            return next(self.looks)
+
+    assert not triton._is_ready(Ended(), other)
+
+
+def test_one_that_does_not_end_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(triton, "END_S", 0.1)
+    text = "import signal; signal.signal(15, signal.SIG_IGN); print(flush=True); signal.pause()"
+    with subprocess.Popen([fake(tmp_path, text)], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()  # it is deaf from now on
+        triton._end(process)
+        assert process.returncode == -signal.SIGKILL

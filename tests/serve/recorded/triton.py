@@ -10,6 +10,7 @@ import http.client
 import os
 import pathlib
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from collections.abc import Iterator
 from serve.recorded.models import DECLARED
 
 START_S = 60
+END_S = 10
 TRIES = 3  # one start in many aborts
 BODIES = {
     "add": "[('sum', a['a'] + a['b']), ('same', a['a'])]",
@@ -84,8 +86,9 @@ def serving(program: str, port: int) -> Iterator[None]:
     """A tritonserver with the recorded models, at that port of this machine.
 
     Raises:
-        RuntimeError: it does not start.
+        RuntimeError: it does not start, or another server has that port.
     """
+    _check_free(port)
     with tempfile.TemporaryDirectory(prefix="triton-") as place:
         write_models(pathlib.Path(place))
         words = [
@@ -107,9 +110,27 @@ def serving(program: str, port: int) -> Iterator[None]:
                     yield
                     return
             finally:
-                process.terminate()
-                process.wait()
+                _end(process)
         raise RuntimeError(f"{program} does not start: VERBOSE=1 shows why")
+
+
+def _check_free(port: int) -> None:
+    """What listens there already would answer in its place."""
+    with socket.socket() as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise RuntimeError(f"port {port} cannot be used ({error}): end what has it") from None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _is_ready(process: subprocess.Popen[bytes], port: int) -> bool:
@@ -122,6 +143,6 @@ def _is_ready(process: subprocess.Popen[bytes], port: int) -> bool:
         ):
             connection.request("GET", "/v2/health/ready")
             if connection.getresponse().status == 200:
-                return True
+                return process.poll() is None  # else it is another server's
         time.sleep(0.2)
     return False
