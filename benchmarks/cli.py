@@ -116,7 +116,7 @@ def quick_part(workloads: Sequence[Workload], names: Sequence[str] = ()) -> list
 
     A group that one of the ``names`` names stays, and so does a workload of slow groups alone.
     """
-    by_group = {name.partition(".")[0] for name in names if "." in name}
+    by_group = {name.partition(".")[0] for name in names if "." in name} - set(names)
     parts = []
     for workload in workloads:
         groups = tuple(
@@ -251,12 +251,12 @@ def expected_s(
     """
     total = 0.0
     for workload in workloads:
-        seconds = 0.0
+        seconds = one_round = 0.0
         for group in workload.groups:
-            rounds = rounds_of(group, effort)
-            least = rounds * len(group.probes) * (STARTING_S + max(effort.seconds, group.seconds))
-            seconds += kept.get(f"{workload.name}.{group.name}", least)
-        total += min(seconds, workload.quick_seconds) if quick else seconds
+            each = len(group.probes) * (STARTING_S + max(effort.seconds, group.seconds))
+            one_round += each
+            seconds += kept.get(f"{workload.name}.{group.name}", each * rounds_of(group, effort))
+        total += max(one_round, min(seconds, workload.quick_seconds)) if quick else seconds
     return total
 
 
