@@ -20,9 +20,9 @@ from shmgpu.child.memory import Arena
 from shmgpu.child.plans import MAX_STAGING, Call
 from shmgpu.child.promise import MAX_KEPT_OUTPUT
 from shmgpu.child.rooms import arrays_over
-from shmgpu.codec import arrays
+from shmgpu.codec import arrays, dtypes
 from shmgpu.codec.layout import NO_LONE_VALUE, read_lone_value
-from shmgpu.codec.pytree import CHEAP_TYPES
+from shmgpu.codec.pytree import CHEAP_TYPES, encode_values
 
 MAX_SIGNATURES = 64  # of one function
 MAX_READY = 8  # calls kept ready for one signature: threads that call at once
@@ -91,6 +91,18 @@ class PreparedCall(quick.QuickCall):
         return self.call.kept_bytes + self._size
 
 
+def _carries(call: Call, given: tuple[Any, ...], values: tuple[Any, ...]) -> bool:
+    """Whether a call's block says what its arguments are by now.
+
+    They are looked at again when it has ended, and somebody may have written to a list meanwhile.
+    """
+    plan = call.plan
+    if encode_values(values, plan.pickle) != call.value_bytes:
+        return False
+    now = [(dtypes.of_any(one.dtype), tuple(one.shape)) for one in given]
+    return now == [(spec.dtype, spec.shape) for spec in plan.arguments.specs]
+
+
 def keep(signatures: list[Any], args: Any, kwargs: Any, call: Call, arena: Arena) -> bool:
     """Make a call that has just gone the expected way ready to repeat, if that is worth it.
 
@@ -114,7 +126,9 @@ def keep(signatures: list[Any], args: Any, kwargs: Any, call: Call, arena: Arena
         if found is None:  # another thread writes to what was passed
             return False
         signatures.append(made)
-    signature, values = found
+    signature, (given, values) = found
+    if not _carries(call, given, values):
+        return False
     ready = signature.ready
     if len(ready) >= MAX_READY:
         return False

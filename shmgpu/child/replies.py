@@ -89,7 +89,7 @@ class Replies(QuickPort):
                 if looks:
                     ready = self.transport.await_replies(0)
                 self._out.pop(LEFT, None)
-                if self._struck:
+                if self._struck or STRUCK in self._out:  # the mark alone: tidying was broken off
                     self._tidy()
                 growing = ready >> 32
                 if growing > 0 or self._growing:
@@ -276,7 +276,7 @@ class Replies(QuickPort):
                 self._reader = None
                 self.close(core.error_of(ready))
                 return
-            if LEFT in self._out or self._struck:
+            if LEFT in self._out or STRUCK in self._out or self._struck:
                 self._settle(False)
             if self._queue or self._told:
                 self.pump()

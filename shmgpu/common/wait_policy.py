@@ -17,7 +17,6 @@ import ctypes
 import os
 import struct
 from collections.abc import Callable
-from typing import Any
 
 VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OPENBLAS_THREAD_TIMEOUT")
 
@@ -55,32 +54,28 @@ def calm() -> bool:
     return is_calm
 
 
-class _LoadedObject(ctypes.Structure):
-    """The beginning of ``struct dl_phdr_info``."""
-
-    _fields_ = (("address", ctypes.c_size_t), ("name", ctypes.c_char_p))
-
-
-_EACH_LOADED = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.POINTER(_LoadedObject), ctypes.c_size_t, ctypes.c_void_p
-)
-
-
 def loaded(*names: str) -> dict[str, int]:
     """The path of each library of those names in this process, and where it begins in memory.
 
-    The loader is asked: the kernel's list of what is mapped takes over a millisecond beside torch.
+    The kernel is asked, not the loader: that holds its lock while it tells, and a thread that
+    imports a library meanwhile would wait for it with the interpreter's.
     """
     found: dict[str, int] = {}
-
-    def look(one: Any, _size: int, _data: Any) -> int:
-        path = os.fsdecode(one.contents.name or b"")
-        name = os.path.basename(path)
-        if name.startswith(names) or ("openblas" in names and "openblas" in name):
-            found.setdefault(os.path.realpath(path), one.contents.address)
-        return 0
-
-    ctypes.CDLL(None).dl_iterate_phdr(_EACH_LOADED(look), None)
+    try:
+        with open("/proc/self/maps", "rb") as file:
+            maps = file.read()
+    except OSError:
+        return found
+    wanted = tuple(map(os.fsencode, names))
+    for line in maps.splitlines():
+        if not any(name in line for name in wanted):
+            continue
+        fields = line.split(None, 5)
+        if len(fields) < 6 or not fields[5].startswith(b"/"):
+            continue
+        name = os.path.basename(fields[5])
+        if name.startswith(wanted) or (b"openblas" in wanted and b"openblas" in name):
+            found.setdefault(os.fsdecode(fields[5]), int(fields[0].partition(b"-")[0], 16))
     return found
 
 

@@ -375,3 +375,36 @@ def test_the_byte_order_of_what_lies_in_the_arena_is_seen_at_each_call(broker, o
         assert act(turned).tolist() == [1.5] * 4
         assert add(turned, made.view("=f4") * 0).tolist() == [0.5] * 4
         assert add(turned, turned).tolist() == [1] * 4
+
+
+@shmgpu.function(arrays="numpy")
+def after(helper, x, box, folder):
+    """Begins, and waits for the gate."""
+    open(f"{folder}/begun", "w").close()
+    end = time.monotonic() + 20
+    while not os.path.exists(f"{folder}/gate"):
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    return x + (1 if box[0] == "a" else 100)
+
+
+def test_what_is_kept_of_a_call_is_what_was_sent_though_its_list_has_changed(broker, tmp_path):
+    """By then it is known what comes back, and nothing is kept of a call yet."""
+    x, box, folder = shmgpu.arena.zeros(4), ["a"], str(tmp_path)
+    (tmp_path / "gate").touch()
+    assert after(x, box, folder).tolist() == [1] * 4
+    for name in ("gate", "begun"):
+        (tmp_path / name).unlink()
+
+    def write():
+        while not (tmp_path / "begun").exists():
+            time.sleep(0.001)
+        box[0] = "b"
+        (tmp_path / "gate").touch()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert after(x, box, folder).tolist() == [1] * 4
+    writer.join()
+    for word, wanted in (("b", 100), ("b", 100), ("a", 1), ("b", 100)):
+        assert after(x, [word], folder).tolist() == [wanted] * 4

@@ -26,12 +26,12 @@ static PyObject *addresses_of(const quick_call_t *ready, const uint64_t *address
 
 /* Keeps what a helper may still write to, and what it reads, and has the port give the call up. The
  * exception stays, unless another comes. */
-static void strike(quick_port_t *port, quick_call_t *ready, PyObject *args, PyObject *named) {
+static void strike(quick_port_t *port, quick_call_t *ready, const quick_found_t *found) {
   PyObject *kind, *value, *trace;
   PyErr_Fetch(&kind, &value, &trace);
   PyObject *key = PyLong_FromLong(STRUCK);
-  PyObject *struck = Py_BuildValue("(O(OOO)[])", ready->call, args, named != NULL ? named : Py_None,
-                                   (PyObject *)ready);
+  PyObject *struck =
+      Py_BuildValue("(O(NO)[])", ready->call, shmi_tuples_of(found), (PyObject *)ready);
   PyObject *done = NULL;
   if (key != NULL && struck != NULL && PyDict_SetItem(port->out, key, Py_None) == 0) {
     done = PyObject_CallMethodObjArgs(port->struck, shmi_quick.append, struck, NULL);
@@ -65,9 +65,9 @@ static bool forget_values(const quick_call_t *ready) {
 }
 
 /* Has Python go on with a call whose wait ended otherwise than nearly all do: what its end is. */
-static int go_on(quick_port_t *port, PyObject *function, quick_call_t *ready, PyObject *args,
-                 PyObject *named, const uint64_t *addresses, int status) {
-  PyObject *places = addresses_of(ready, addresses), *number = PyLong_FromLong(status);
+static int go_on(quick_port_t *port, PyObject *function, quick_call_t *ready,
+                 const quick_found_t *found, int status) {
+  PyObject *places = addresses_of(ready, found->addresses), *number = PyLong_FromLong(status);
   PyObject *end = NULL;
   if (forget_values(ready) && places != NULL && number != NULL) {
     end = PyObject_CallMethodObjArgs((PyObject *)port, shmi_quick.go_on, function,
@@ -76,7 +76,7 @@ static int go_on(quick_port_t *port, PyObject *function, quick_call_t *ready, Py
   Py_XDECREF(places);
   Py_XDECREF(number);
   if (end == NULL) {
-    strike(port, ready, args, named);
+    strike(port, ready, found);
     return SHM_ESYSTEM;
   }
   status = (int)PyLong_AsLong(end);
@@ -112,8 +112,8 @@ static PyObject *result_of(quick_port_t *port, PyObject *list, quick_call_t *rea
 
 /* Sends, waits and returns the result; NULL without an exception: it is to be called through Python.
  */
-static PyObject *send(quick_port_t *port, PyObject *function, PyObject *list, PyObject *args,
-                      PyObject *named, quick_found_t *found) {
+static PyObject *send(quick_port_t *port, PyObject *function, PyObject *list,
+                      quick_found_t *found) {
   quick_call_t *ready = shmi_take(list);
   if (ready == NULL) return NULL;
   PyObject *result = NULL;
@@ -126,7 +126,7 @@ static PyObject *send(quick_port_t *port, PyObject *function, PyObject *list, Py
     is_sent = status != SHM_EBAD_PARAMS || ready->repeat->reply->sequence != 0;
   }
   if (is_sent) {
-    if (status < 0) status = go_on(port, function, ready, args, named, found->addresses, status);
+    if (status < 0) status = go_on(port, function, ready, found, status);
     else status = SHM_OK; /* and the reply says what came */
     if (!PyErr_Occurred()) {
       result = status == SHM_OK ? result_of(port, list, ready) : finish(port, ready, status);
@@ -149,6 +149,10 @@ static bool may_send(const quick_port_t *port, const quick_function_t *function)
   return !port->rejoins || !shmi_quick.is_lost();
 }
 
+static bool has_to_look(const quick_port_t *port) {
+  return port->look != Py_None || (port->reader == Py_None && PyDict_Size(port->out) > 0);
+}
+
 /* What Python would do before a call: false, with an exception, where one struck. */
 static bool look_around(quick_port_t *port) {
   if (port->look != Py_None) {
@@ -164,19 +168,35 @@ static bool look_around(quick_port_t *port) {
   return true;
 }
 
+/* The call in C; NULL without an exception: it is to be called through Python. */
+static PyObject *try_to_call(quick_port_t *port, quick_function_t *self, PyObject *args,
+                             PyObject *named) {
+  quick_found_t found;
+  quick_signature_t *signature = shmi_signature_of(self->signatures, args, named, &found);
+  if (signature != NULL && has_to_look(port)) {
+    /* Callbacks run there: they may change what was found, or leave the broker. */
+    shmi_let_go(&found);
+    Py_CLEAR(signature);
+    if (look_around(port) && port == shmi_quick.port && may_send(port, self)) {
+      signature = shmi_signature_of(self->signatures, args, named, &found);
+    }
+  }
+  if (signature == NULL) return NULL;
+  PyObject *list = Py_NewRef(signature->ready);
+  PyObject *result = send(port, (PyObject *)self, list, &found);
+  shmi_let_go(&found);
+  Py_DECREF(list);
+  Py_DECREF((PyObject *)signature);
+  return result;
+}
+
 static PyObject *function_call(quick_function_t *self, PyObject *args, PyObject *named) {
   quick_port_t *port = shmi_quick.port;
-  quick_found_t found;
   if (may_send(port, self)) {
-    quick_signature_t *signature = shmi_signature_of(self->signatures, args, named, &found);
-    if (signature != NULL) {
-      PyObject *list = Py_NewRef(signature->ready), *result = NULL;
-      Py_INCREF(port);
-      if (look_around(port)) result = send(port, (PyObject *)self, list, args, named, &found);
-      Py_DECREF(port);
-      Py_DECREF(list);
-      if (result != NULL || PyErr_Occurred()) return result;
-    }
+    Py_INCREF(port);
+    PyObject *tried = try_to_call(port, self, args, named);
+    Py_DECREF(port);
+    if (tried != NULL || PyErr_Occurred()) return tried;
   }
   PyObject *call = PyObject_GetAttr((PyObject *)self, shmi_quick.in_python);
   PyObject *result = call != NULL ? PyObject_Call(call, args, named) : NULL;

@@ -70,11 +70,12 @@ typedef struct {
   uint64_t staged[SHMI_QUICK_ARRAYS]; /* where arguments from elsewhere are copied to, or 0 */
 } quick_call_t;
 
-/* What was found of a call's arguments: all borrowed. */
+/* What was found of a call's arguments. Another thread, or a callback, may take out of a list what
+ * was found in it: so all of it is held until the call has ended. */
 typedef struct {
   uint64_t addresses[SHMI_QUICK_ARRAYS];
-  PyObject *values[SHMI_QUICK_VALUES];
-  int arrays, value_count;
+  PyObject *arrays[SHMI_QUICK_ARRAYS], *values[SHMI_QUICK_VALUES];
+  int array_count, value_count;
 } quick_found_t;
 
 /* What calls have in common that can be made by the same ready calls: see signature.c. */
@@ -114,10 +115,13 @@ PyObject *shmi_reads_array(PyObject *module, PyObject *given);
 
 /* ---- signature.c ---- */
 
-/* The first of a list of signatures that such arguments have, borrowed, and what was found of them;
- * NULL, without an exception, where none has. */
+/* The first of a list of signatures that such arguments have, and what was found of them, which
+ * shmi_let_go() gives back; NULL, with an exception only where one struck: none has. */
 quick_signature_t *shmi_signature_of(PyObject *signatures, PyObject *args, PyObject *named,
                                      quick_found_t *found);
+void shmi_let_go(quick_found_t *found);
+/* What was found as two tuples: the arrays or tensors, and the plain values. */
+PyObject *shmi_tuples_of(const quick_found_t *found);
 PyObject *shmi_find(PyObject *module, PyObject *given);
 int shmi_add_signature(PyObject *module);
 

@@ -118,14 +118,12 @@ static bool set_values(quick_call_t *ready, const quick_found_t *found) {
     are_same = are_alike(PyTuple_GetItem(ready->values, at), found->values[at]);
   }
   if (are_same && !ready->has_places) return true;
-  PyObject *values = PyTuple_New(found->value_count), *done = NULL;
-  for (int at = 0; values != NULL && at < found->value_count; at++) {
-    PyTuple_SetItem(values, at, Py_NewRef(found->values[at]));
+  PyObject *held = shmi_tuples_of(found), *done = NULL;
+  if (held != NULL) {
+    done = PyObject_CallMethodObjArgs((PyObject *)ready, shmi_quick.set_values,
+                                      PyTuple_GetItem(held, 1), NULL);
   }
-  if (values != NULL) {
-    done = PyObject_CallMethodObjArgs((PyObject *)ready, shmi_quick.set_values, values, NULL);
-  }
-  Py_XDECREF(values);
+  Py_XDECREF(held);
   bool is_set = done == Py_True;
   if (done == Py_False) Py_CLEAR(ready->views);
   Py_XDECREF(done);
@@ -155,9 +153,9 @@ static bool copy_in(quick_call_t *ready, int index, uint64_t *address) {
 }
 
 bool shmi_fill(quick_call_t *ready, quick_found_t *found) {
-  if ((uint64_t)found->arrays != ready->repeat->arguments) return false;
+  if ((uint64_t)found->array_count != ready->repeat->arguments) return false;
   if (found->value_count > 0 && !set_values(ready, found)) return false;
-  for (int index = 0; index < found->arrays; index++) {
+  for (int index = 0; index < found->array_count; index++) {
     const uint64_t at = found->addresses[index], bytes = ready->repeat->argument_bytes[index];
     bool is_here = bytes == 0 || (at >= shmi_quick.base && at <= shmi_quick.end &&
                                   bytes <= shmi_quick.end - at);

@@ -31,10 +31,14 @@ typedef struct {
 
 /* ---- holding arguments against it ---------------------------------------------------------- */
 
-/* The array over a tensor's bytes; NULL where there is none: it has a gradient, is elsewhere, ... */
+/* The array over a tensor's bytes; NULL where there is none: it has a gradient, is elsewhere, ...
+ * What else is raised meanwhile, as by a signal handler, stays. */
 static PyObject *array_of(PyObject *tensor) {
   PyObject *array = PyObject_CallMethodObjArgs(tensor, shmi_quick.numpy, NULL);
-  if (array == NULL) PyErr_Clear();
+  if (array == NULL && (PyErr_ExceptionMatches(PyExc_RuntimeError) ||
+                        PyErr_ExceptionMatches(PyExc_TypeError))) {
+    PyErr_Clear();
+  }
   return array;
 }
 
@@ -59,15 +63,18 @@ static bool items_fit(walk_t *walk, PyObject *one, const quick_part_t *part) {
     PyObject *key, *item;
     Py_ssize_t place = 0;
     if (PyDict_Size(one) != part->count) return false;
-    for (Py_ssize_t at = 0; PyDict_Next(one, &place, &key, &item); at++) {
+    Py_ssize_t at = 0;
+    for (; at < part->count && PyDict_Next(one, &place, &key, &item); at++) {
       if (!is_name(key, PyTuple_GetItem(part->names, at)) || !fits(walk, item)) return false;
     }
-    return true;
+    return at == part->count;
   }
   bool is_tuple = part->kind == TUPLE;
   if ((is_tuple ? PyTuple_Size(one) : PyList_Size(one)) != part->count) return false;
   for (Py_ssize_t at = 0; at < part->count; at++) {
-    if (!fits(walk, is_tuple ? PyTuple_GetItem(one, at) : PyList_GetItem(one, at))) return false;
+    PyObject *item = is_tuple ? PyTuple_GetItem(one, at) : PyList_GetItem(one, at);
+    if (item == NULL) PyErr_Clear(); /* somebody has just made the list shorter */
+    if (item == NULL || !fits(walk, item)) return false;
   }
   return true;
 }
@@ -77,37 +84,67 @@ static bool fits(walk_t *walk, PyObject *one) {
   if (walk->part == walk->end) return false;
   const quick_part_t *part = walk->part++;
   if (part->kind == ARRAY || part->kind == TENSOR) {
+    found->arrays[found->array_count] = Py_NewRef(one); /* data_of() may run Python code */
     const void *data = data_of(one, part);
-    found->addresses[found->arrays++] = (uint64_t)(uintptr_t)data;
+    found->addresses[found->array_count++] = (uint64_t)(uintptr_t)data;
     return data != NULL;
   }
   if ((PyObject *)Py_TYPE(one) != part->type) return false;
-  if (part->kind != VALUE) return items_fit(walk, one, part);
-  found->values[found->value_count++] = one;
-  return true;
+  if (part->kind == VALUE) {
+    found->values[found->value_count++] = Py_NewRef(one);
+    return true;
+  }
+  Py_INCREF(one);
+  bool do_fit = items_fit(walk, one, part);
+  Py_DECREF(one);
+  return do_fit;
+}
+
+void shmi_let_go(quick_found_t *found) {
+  for (int at = 0; at < found->array_count; at++) Py_DECREF(found->arrays[at]);
+  for (int at = 0; at < found->value_count; at++) Py_DECREF(found->values[at]);
+  found->array_count = found->value_count = 0;
+}
+
+static PyObject *tuple_of(PyObject *const *items, int count) {
+  PyObject *made = PyTuple_New(count);
+  for (int at = 0; made != NULL && at < count; at++) PyTuple_SetItem(made, at, Py_NewRef(items[at]));
+  return made;
+}
+
+PyObject *shmi_tuples_of(const quick_found_t *found) {
+  return Py_BuildValue("(NN)", tuple_of(found->arrays, found->array_count),
+                       tuple_of(found->values, found->value_count));
 }
 
 static bool has_signature(const quick_signature_t *signature, PyObject *args, PyObject *named,
                           quick_found_t *found) {
   walk_t walk = {
       .part = signature->parts, .end = signature->parts + signature->count, .found = found};
-  found->arrays = found->value_count = 0;
+  found->array_count = found->value_count = 0;
   bool is = fits(&walk, args) && (named == NULL || PyDict_Size(named) == 0 || fits(&walk, named));
-  return is && walk.part == walk.end;
+  if (is && walk.part == walk.end) return true;
+  shmi_let_go(found);
+  return false;
 }
 
 quick_signature_t *shmi_signature_of(PyObject *signatures, PyObject *args, PyObject *named,
                                      quick_found_t *found) {
-  for (Py_ssize_t at = 0; at < PyList_Size(signatures); at++) {
+  quick_signature_t *signature = NULL;
+  Py_INCREF(signatures);
+  for (Py_ssize_t at = 0; signature == NULL && at < PyList_Size(signatures); at++) {
     PyObject *one = PyList_GetItem(signatures, at);
     if (Py_TYPE(one) != shmi_quick.signature) continue;
-    quick_signature_t *signature = (quick_signature_t *)one;
-    if (has_signature(signature, args, named, found)) return signature;
+    signature = (quick_signature_t *)Py_NewRef(one);
+    if (!has_signature(signature, args, named, found)) Py_CLEAR(signature);
+    if (PyErr_Occurred()) break;
   }
-  return NULL;
+  Py_DECREF(signatures);
+  return signature;
 }
 
-/* find(signatures, args, named): the one that such arguments have, and their plain values; or None. */
+/* find(signatures, args, named): the one that such arguments have, and a pair of tuples: their arrays
+ * and their plain values; or None. */
 PyObject *shmi_find(PyObject *module, PyObject *given) {
   (void)module;
   PyObject *signatures, *args, *named;
@@ -117,12 +154,10 @@ PyObject *shmi_find(PyObject *module, PyObject *given) {
     return NULL;
   }
   quick_signature_t *signature = shmi_signature_of(signatures, args, named, &found);
-  if (signature == NULL) Py_RETURN_NONE;
-  PyObject *values = PyTuple_New(found.value_count);
-  for (int at = 0; values != NULL && at < found.value_count; at++) {
-    PyTuple_SetItem(values, at, Py_NewRef(found.values[at]));
-  }
-  return values != NULL ? Py_BuildValue("(ON)", (PyObject *)signature, values) : NULL;
+  if (signature == NULL) return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+  PyObject *result = Py_BuildValue("(NN)", (PyObject *)signature, shmi_tuples_of(&found));
+  shmi_let_go(&found);
+  return result;
 }
 
 /* ---- making one ---------------------------------------------------------------------------- */
