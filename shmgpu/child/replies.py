@@ -89,7 +89,7 @@ class Replies(QuickPort):
                 if looks:
                     ready = self.transport.await_replies(0)
                 self._out.pop(LEFT, None)
-                if self._struck or STRUCK in self._out:  # the mark alone: tidying was broken off
+                if self._struck or STRUCK in self._out:  # the mark alone: broken off
                     self._tidy()
                 growing = ready >> 32
                 if growing > 0 or self._growing:

@@ -629,7 +629,7 @@ MUTANTS = [
     Mutant(
         "interrupted",
         "shmgpu/child/replies.py",
-        "                if self._struck or STRUCK in self._out:  # the mark alone: tidying was broken off\n"
+        "                if self._struck or STRUCK in self._out:  # the mark alone: broken off\n"
         "                    self._tidy()\n",
         "",
         INTERRUPTED + "test_an_exception_may_break_off_what_the_last_one_left_to_be_done",

@@ -466,10 +466,18 @@ def test_nothing_is_held_after_a_region_was_unregistered(server, triton, region)
     assert holders(server, key, "maps") and holders(server, key, "fd")
     assert server.ask("POST", "/v2/systemsharedmemory/unregister")[0] == 200
 
-    def let_go():
+    def ask():
         inline = http.InferInput("x", [1], "FP32").set_data_from_numpy(np.ones(1, np.float32))
         with contextlib.closing(http.InferenceServerClient(server.address)) as other:
             other.infer("add_in_place", [inline])
+
+    def let_go():
+        """Several at once: one alone could go to the same helper each time."""
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
         return not holders(server, key, "maps") and not holders(server, key, "fd")
 
     servers.until(let_go, "workers and helpers let go of the region as they go on")
