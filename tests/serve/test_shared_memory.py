@@ -466,10 +466,11 @@ def test_nothing_is_held_after_a_region_was_unregistered(server, triton, region)
     assert holders(server, key, "maps") and holders(server, key, "fd")
     assert server.ask("POST", "/v2/systemsharedmemory/unregister")[0] == 200
 
+    inline = {"name": "x", "datatype": "FP32", "shape": [1], "data": [1.0]}
+    body = json.dumps({"inputs": [inline]}).encode()
+
     def ask():
-        inline = http.InferInput("x", [1], "FP32").set_data_from_numpy(np.ones(1, np.float32))
-        with contextlib.closing(http.InferenceServerClient(server.address)) as other:
-            other.infer("add_in_place", [inline])
+        assert server.ask("POST", "/v2/models/add_in_place/infer", body)[0] == 200
 
     def let_go():
         """Several at once: one alone could go to the same helper each time."""
