@@ -157,8 +157,3 @@ def _baselines(theirs: dict[tuple[str, str], Line], ours: dict[str, Line]) -> li
                 line.name = f"{name} ({line.beside})"
                 lines.append(line)
     return lines
-
-
-def plain_rows(rows: Iterable[Row]) -> list[Row]:
-    """Return the rows for the plain table: those on no curve, and points with a target."""
-    return [row for row in rows if row.point is None or row.asked is not None]

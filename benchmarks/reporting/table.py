@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from benchmarks.measure.figures import Row
 from benchmarks.measure.harness import SKIPPED
-from benchmarks.reporting.charts import Chart, charts_of, plain_rows
+from benchmarks.reporting.charts import Chart, charts_of
 
 HEADINGS = ("figure", "value", "", "baseline", "its value", "ratio", "spread", "asked", "met")
 _LEFT = frozenset({0, 2, 3, 7, 8})
@@ -165,12 +165,10 @@ def _across(chart: Chart) -> list[list[str]]:
 
 def _blocks(lines: Sequence[Sequence[str]]) -> list[str]:
     """Return lines as tables that fit the width, each with the first column and some others."""
-    last = len(lines[0])
-    while last > 2:
-        if _fits(aligned([line[:last] for line in lines], frozenset({0}))):
+    for last in range(len(lines[0]), 1, -1):
+        text = aligned([line[:last] for line in lines], frozenset({0}))
+        if _fits(text):
             break
-        last -= 1
-    text = aligned([line[:last] for line in lines], frozenset({0}))
     rest = [[line[0], *line[last:]] for line in lines]
     return [text, *_blocks(rest)] if last < len(lines[0]) else [text]
 
@@ -192,13 +190,3 @@ def what_is_said(rows: Sequence[Row]) -> str:
         textwrap.fill(note, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
         for note in _short_notes(rows)
     )
-
-
-def table(rows: Sequence[Row]) -> str:
-    """Return the rows as tables of at most WIDTH columns: one of figures, one for each curve.
-
-    The spread is the ratio's where there is one. A point of a curve that has a target stands among
-    the figures, too. Of what was not measured there is only the note that says why.
-    """
-    parts = [lines_of(plain_rows(rows)), curves_of(rows), what_is_said(rows)]
-    return "\n\n".join(part for part in parts if part)

@@ -129,7 +129,7 @@ def test_one_curve_in_two_units_is_two_charts():
 
 
 def test_the_table_shows_a_curve_as_a_block_and_not_as_rows():
-    text = table.table(ROWS)
+    text = table.curves_of(ROWS)
     assert "payload.64_ZeroMQ" not in text
     heading, rule, *lines = text[text.index("payload: time by size [us]") :].splitlines()[1:8]
     assert re.split(r"\s{2,}", heading.strip())[:2] == ["bytes", "64 B"]
@@ -137,7 +137,7 @@ def test_the_table_shows_a_curve_as_a_block_and_not_as_rows():
     assert set(rule) == {"-", " "}
     names = [re.split(r"\s{2,}", line)[:2] for line in lines]
     assert names[0] == ["shmgpu", "28"] and ["shmgpu / ZeroMQ", "43.750"] in names
-    assert text.count("Gone skipped: gone is not installed") == 1
+    assert table.what_is_said(ROWS).count("Gone skipped: gone is not installed") == 1
 
 
 def test_a_table_fits_the_width_whatever_its_rows_are_called():
@@ -154,12 +154,12 @@ def test_a_table_fits_the_width_whatever_its_rows_are_called():
         for n in (1, 2)
         for who in ("a peer with all that it was configured with (said in full)", "another")
     ]
-    rows += [
+    points = [
         row(f"work.{x}_{name}", float(x), "us", at=(curve, x, name), baseline="base", its=2.0)
         for x in (2**n for n in range(6, 40))
         for name in ("one", "another of a long name (its configuration)")
     ]
-    text = table.table(rows)
+    text = f"{table.lines_of(rows)}\n\n{table.curves_of(points)}"
     assert max(map(len, text.splitlines())) <= table.WIDTH
     for wanted in (
         "against another 2,000,000:",
@@ -171,12 +171,13 @@ def test_a_table_fits_the_width_whatever_its_rows_are_called():
 
 def test_all_that_was_skipped_for_one_reason_is_one_line():
     rows = [row(f"w.{who}", None, notes=(f"{who} skipped: ray is not installed",)) for who in "abc"]
-    assert table.table(rows) == "a, b, c skipped: ray is not installed"
+    assert table.what_is_said(rows) == "a, b, c skipped: ray is not installed"
+    assert table.lines_of(rows) == table.curves_of(rows) == ""
 
 
 def test_a_point_with_a_target_stands_among_the_figures_too():
     wanted = row("w.point", 1.0, baseline="B", its=2.0, at=(LOAD, 1, "s"), asked="<= 0.6")
-    lines = table.table([wanted]).splitlines()
+    lines = table.lines_of([wanted]).splitlines()
     assert lines[2].startswith("w.point") and lines[2].endswith("yes")
 
 

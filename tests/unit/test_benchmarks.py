@@ -263,7 +263,7 @@ def test_rows_are_printed_when_their_group_is_done(capsys):
 
 def test_the_columns_of_the_table_are_aligned():
     rows = [only_row(pair([1.0], [2.0], asked), 1) for asked in ("<= 0.6", None)]
-    heading, rule, *lines = table.table(rows).splitlines()
+    heading, rule, *lines = table.lines_of(rows).splitlines()
     assert len({line.index("0.500") for line in lines}) == 1
     assert heading.index("baseline") == lines[0].index("B")
     assert set(rule) == {"-", " "}
@@ -274,8 +274,9 @@ def test_what_was_not_measured_is_a_note_and_not_a_line_of_dashes():
     group = Group("g", (probe,), (Figure("cost", ("A", "cost")), Figure("more", ("A", "cost"))))
     samples = harness.measure(group, harness.Effort(0.0, 1))
     rows = [harness.row_of(group, figure, samples, "work.") for figure in group.figures]
-    printed = table.table([*rows, only_row(pair([1.0], [2.0]), 1)])
-    (_heading, _rule, line), (note,) = (part.splitlines() for part in printed.split("\n\n"))
+    rows = [*rows, only_row(pair([1.0], [2.0]), 1)]
+    _heading, _rule, line = table.lines_of(rows).splitlines()
+    (note,) = table.what_is_said(rows).splitlines()
     assert line.startswith("work.cost")
     assert note == "A skipped: no such thing here"
 
