@@ -126,7 +126,7 @@ def keep(signatures: list[Any], args: Any, kwargs: Any, call: Call, arena: Arena
         if found is None:  # another thread writes to what was passed
             return False
         signatures.append(made)
-    signature, (given, values) = found
+    signature, given, values = found
     if not _carries(call, given, values):
         return False
     ready = signature.ready

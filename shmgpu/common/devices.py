@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from shmgpu import core
-from shmgpu.common import blas
+from shmgpu.common import blas, wait_policy
 from shmgpu.common.logs import logger
 from shmgpu.errors import ConfigError
 
@@ -146,22 +146,13 @@ def openmp_pool_is_used(forks: bool = False) -> bool:
 
 def _look_for_openmp() -> bool | None:
     """Whether a pool's worker sleeps in this process; None when a running thread may be one."""
-    ranges = []
     running = False
     own = {one.native_id for one in threading.enumerate()}
+    libraries = wait_policy.mapped("libgomp", "libiomp", "libomp")
+    ranges = [(first, end) for _, first, end, permissions in libraries if b"x" in permissions]
+    if not ranges:
+        return False
     try:
-        with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                if "omp" not in line:
-                    continue
-                fields = line.split(None, 5)
-                if len(fields) == 6 and "x" in fields[1]:
-                    name = os.path.basename(fields[5].strip())
-                    if name.startswith(("libgomp", "libiomp", "libomp")):
-                        first, _, end = fields[0].partition("-")
-                        ranges.append((int(first, 16), int(end, 16)))
-        if not ranges:
-            return False
         for task in os.listdir("/proc/self/task"):
             with open(f"/proc/self/task/{task}/syscall", encoding="ascii") as file:
                 fields = file.read().split()

@@ -16,7 +16,7 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OPENBLAS_THREAD_TIMEOUT")
 
@@ -54,18 +54,17 @@ def calm() -> bool:
     return is_calm
 
 
-def loaded(*names: str) -> dict[str, int]:
-    """The path of each library of those names in this process, and where it begins in memory.
+def mapped(*names: str) -> Iterator[tuple[str, int, int, bytes]]:
+    """(path, first address, end, permissions) of what is mapped here of libraries of those names.
 
     The kernel is asked, not the loader: that holds its lock while it tells, and a thread that
     imports a library meanwhile would wait for it with the interpreter's.
     """
-    found: dict[str, int] = {}
     try:
         with open("/proc/self/maps", "rb") as file:
             maps = file.read()
     except OSError:
-        return found
+        return
     wanted = tuple(map(os.fsencode, names))
     for line in maps.splitlines():
         if not any(name in line for name in wanted):
@@ -75,7 +74,15 @@ def loaded(*names: str) -> dict[str, int]:
             continue
         name = os.path.basename(fields[5])
         if name.startswith(wanted) or (b"openblas" in wanted and b"openblas" in name):
-            found.setdefault(os.fsdecode(fields[5]), int(fields[0].partition(b"-")[0], 16))
+            first, _, end = fields[0].partition(b"-")
+            yield os.fsdecode(fields[5]), int(first, 16), int(end, 16), fields[1]
+
+
+def loaded(*names: str) -> dict[str, int]:
+    """The path of each library of those names in this process, and where it begins in memory."""
+    found: dict[str, int] = {}
+    for path, first, _, _ in mapped(*names):
+        found.setdefault(path, first)
     return found
 
 

@@ -60,24 +60,14 @@ def sleeps(helper, x):
     return x
 
 
-@contextlib.contextmanager
-def interrupted_after(seconds):
-    def interrupt(number, frame):
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+def interrupt(number, frame):
+    raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
-def signal_after(seconds):
-    """One that means nothing."""
-    before = signal.signal(signal.SIGALRM, lambda *_: None)
+def signal_after(seconds, handler=lambda *_: None):
+    """One signal; unless another handler is given, it means nothing."""
+    before = signal.signal(signal.SIGALRM, handler)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
@@ -347,7 +337,7 @@ def test_a_call_that_was_late_once_is_given_up_like_any_other():
 
         kept = []
         for _ in range(4):
-            with pytest.raises(KeyboardInterrupt), interrupted_after(0.02):
+            with pytest.raises(KeyboardInterrupt), signal_after(0.02, interrupt):
                 sleeps(np.array([0.05]))
             others.check()
             kept.append(live())

@@ -30,8 +30,8 @@ static void strike(quick_port_t *port, quick_call_t *ready, const quick_found_t 
   PyObject *kind, *value, *trace;
   PyErr_Fetch(&kind, &value, &trace);
   PyObject *key = PyLong_FromLong(STRUCK);
-  PyObject *struck =
-      Py_BuildValue("(O(NO)[])", ready->call, shmi_tuples_of(found), (PyObject *)ready);
+  PyObject *struck = Py_BuildValue("(O(NNO)[])", ready->call, shmi_arrays_of(found),
+                                   shmi_values_of(found), (PyObject *)ready);
   PyObject *done = NULL;
   if (key != NULL && struck != NULL && PyDict_SetItem(port->out, key, Py_None) == 0) {
     done = PyObject_CallMethodObjArgs(port->struck, shmi_quick.append, struck, NULL);
@@ -149,8 +149,12 @@ static bool may_send(const quick_port_t *port, const quick_function_t *function)
   return !port->rejoins || !shmi_quick.is_lost();
 }
 
+static bool has_to_poll(const quick_port_t *port) {
+  return port->reader == Py_None && PyDict_Size(port->out) > 0;
+}
+
 static bool has_to_look(const quick_port_t *port) {
-  return port->look != Py_None || (port->reader == Py_None && PyDict_Size(port->out) > 0);
+  return port->look != Py_None || has_to_poll(port);
 }
 
 /* What Python would do before a call: false, with an exception, where one struck. */
@@ -160,7 +164,7 @@ static bool look_around(quick_port_t *port) {
     if (done == NULL) return false;
     Py_DECREF(done);
   }
-  if (port->reader == Py_None && PyDict_Size(port->out) > 0) {
+  if (has_to_poll(port)) {
     PyObject *done = PyObject_CallMethodObjArgs((PyObject *)port, shmi_quick.poll, NULL);
     if (done == NULL) return false;
     Py_DECREF(done);

@@ -120,8 +120,8 @@ PyObject *shmi_reads_array(PyObject *module, PyObject *given);
 quick_signature_t *shmi_signature_of(PyObject *signatures, PyObject *args, PyObject *named,
                                      quick_found_t *found);
 void shmi_let_go(quick_found_t *found);
-/* What was found as two tuples: the arrays or tensors, and the plain values. */
-PyObject *shmi_tuples_of(const quick_found_t *found);
+PyObject *shmi_arrays_of(const quick_found_t *found); /* arrays and tensors, as a tuple */
+PyObject *shmi_values_of(const quick_found_t *found); /* plain values, as a tuple */
 PyObject *shmi_find(PyObject *module, PyObject *given);
 int shmi_add_signature(PyObject *module);
 

@@ -118,12 +118,11 @@ static bool set_values(quick_call_t *ready, const quick_found_t *found) {
     are_same = are_alike(PyTuple_GetItem(ready->values, at), found->values[at]);
   }
   if (are_same && !ready->has_places) return true;
-  PyObject *held = shmi_tuples_of(found), *done = NULL;
-  if (held != NULL) {
-    done = PyObject_CallMethodObjArgs((PyObject *)ready, shmi_quick.set_values,
-                                      PyTuple_GetItem(held, 1), NULL);
+  PyObject *values = shmi_values_of(found), *done = NULL;
+  if (values != NULL) {
+    done = PyObject_CallMethodObjArgs((PyObject *)ready, shmi_quick.set_values, values, NULL);
   }
-  Py_XDECREF(held);
+  Py_XDECREF(values);
   bool is_set = done == Py_True;
   if (done == Py_False) Py_CLEAR(ready->views);
   Py_XDECREF(done);

@@ -112,9 +112,12 @@ static PyObject *tuple_of(PyObject *const *items, int count) {
   return made;
 }
 
-PyObject *shmi_tuples_of(const quick_found_t *found) {
-  return Py_BuildValue("(NN)", tuple_of(found->arrays, found->array_count),
-                       tuple_of(found->values, found->value_count));
+PyObject *shmi_arrays_of(const quick_found_t *found) {
+  return tuple_of(found->arrays, found->array_count);
+}
+
+PyObject *shmi_values_of(const quick_found_t *found) {
+  return tuple_of(found->values, found->value_count);
 }
 
 static bool has_signature(const quick_signature_t *signature, PyObject *args, PyObject *named,
@@ -143,8 +146,8 @@ quick_signature_t *shmi_signature_of(PyObject *signatures, PyObject *args, PyObj
   return signature;
 }
 
-/* find(signatures, args, named): the one that such arguments have, and a pair of tuples: their arrays
- * and their plain values; or None. */
+/* find(signatures, args, named): the one that such arguments have, their arrays and their plain
+ * values, which are tuples; or None. */
 PyObject *shmi_find(PyObject *module, PyObject *given) {
   (void)module;
   PyObject *signatures, *args, *named;
@@ -155,7 +158,8 @@ PyObject *shmi_find(PyObject *module, PyObject *given) {
   }
   quick_signature_t *signature = shmi_signature_of(signatures, args, named, &found);
   if (signature == NULL) return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
-  PyObject *result = Py_BuildValue("(NN)", (PyObject *)signature, shmi_tuples_of(&found));
+  PyObject *result = Py_BuildValue("(NNN)", (PyObject *)signature, shmi_arrays_of(&found),
+                                   shmi_values_of(&found));
   shmi_let_go(&found);
   return result;
 }
