@@ -409,7 +409,7 @@ serve/state/regions                 any
 serve/state/counters                any
 serve/state/repository              any
 serve/state/imported_modules        any
-serve/state/source_watch            child
+serve/state/source_watch            any
 serve/models/region_maps            helper
 serve/models/errors                 any
 serve/models/sequences              any

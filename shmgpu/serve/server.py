@@ -39,7 +39,7 @@ from shmgpu.serve.helper_pools import pools_of
 from shmgpu.serve.models.runner import Opening
 from shmgpu.serve.overview import counted, overview
 from shmgpu.serve.scheduling.rows import FunctionRows
-from shmgpu.serve.state import repository
+from shmgpu.serve.state import repository, source_watch
 from shmgpu.serve.state.control_table import ControlTable
 from shmgpu.serve.state.counters import Counters
 from shmgpu.serve.state.repository import entry_of
@@ -118,8 +118,9 @@ def serve(options: argparse.Namespace) -> None:
             on[setup.pool].append(setup.device)
         with table.change() as state:
             state.update(first_state(repository.in_pools(sources, list(pools)), on))
+        files = source_watch.seen(table.read()[1]) if options.reload else None
         shared = worker.WorkerConfig(
-            [listener], table, counters[0], rows, grpc_address, options, pools, token, tls
+            [listener], table, counters[0], rows, grpc_address, options, pools, token, tls, files
         )
         host = RoleHost(plan, [worker.main] * options.workers, (shared,), None, None)
         held.callback(host.close)

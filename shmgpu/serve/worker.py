@@ -43,7 +43,7 @@ from shmgpu.serve.state.counters import Counters
 from shmgpu.serve.state.imported_modules import ImportedModules
 from shmgpu.serve.state.log_settings import apply_log
 from shmgpu.serve.state.regions import Regions
-from shmgpu.serve.state.source_watch import SourceWatch
+from shmgpu.serve.state.source_watch import Seen, SourceWatch
 
 LOOK_S = 0.02  # between looks whether the last answer has gone out
 TEND_S = 0.25  # between looks whether a signal asked for something
@@ -60,6 +60,7 @@ class WorkerConfig:
         pools: numbers of the helpers, by the pool's name; the first is the default one.
         token: that clients must bear; empty: none.
         tls: what connections are encrypted by; None: they are not.
+        files: of models, as they were before they were loaded; None: they are not watched.
     """
 
     listeners: list[socket.socket]
@@ -71,6 +72,7 @@ class WorkerConfig:
     pools: dict[str, list[int]]
     token: bytes = b""
     tls: ssl.SSLContext | None = None
+    files: Seen | None = None
 
 
 def main(rank: int, plan: WorkerConfig) -> None:
@@ -137,7 +139,9 @@ class _Worker:
         )
         self.front.routes = routes.ROUTES + pages.ROUTES
         options = plan.options
-        self.watch = SourceWatch(plan.table) if options.reload and rank == 0 else None
+        self.watch: SourceWatch | None = None
+        if plan.files is not None and rank == 0:
+            self.watch = SourceWatch(plan.table, plan.files)
         self.limits = ConnectionLimits(
             options.max_body,
             options.max_header,

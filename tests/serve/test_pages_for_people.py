@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 
@@ -11,6 +12,9 @@ from serve import servers
 
 from shmgpu.errors import ConfigError
 from shmgpu.serve import options, overview
+from shmgpu.serve.server import first_state
+from shmgpu.serve.state import repository, source_watch
+from shmgpu.serve.state.control_table import ControlTable
 
 MODEL = """
 from shmgpu.serve import Tensor, model
@@ -103,6 +107,20 @@ def test_a_file_that_is_edited_is_reloaded(file):
         os.replace(made, file)
         write(file, factor=4)
         servers.until(lambda: answer()["outputs"][0]["data"] == [4.0], "it was mended")
+
+
+@pytest.mark.parametrize("edits", [0, 1])
+def test_what_is_edited_before_the_first_worker_looks_is_reloaded(file, edits):
+    """Helpers may have loaded the old file, and another worker may serve it already."""
+    [source] = repository.find(str(file))
+    with contextlib.closing(ControlTable(first_state([source], {}))) as table:
+        files = source_watch.seen(table.read()[1])
+        for _ in range(edits):
+            write(file, factor=33)
+        watch = source_watch.SourceWatch(table, files)
+        watch.look()
+        watch.look()
+        assert table.reloads_asked == edits
 
 
 def test_a_file_is_not_reloaded_unless_that_is_asked_for(file):

@@ -21,18 +21,24 @@ Seen = dict[str, Stamp]  # by path
 
 
 class SourceWatch:
-    """Looks at the files of the sources that a control table has."""
+    """Looks at the files of the sources that a control table has.
 
-    def __init__(self, table: ControlTable) -> None:
+    Args:
+        table: of the server.
+        loaded: the files as they were before any helper loaded them. What is edited while a server
+            starts, or while its first worker is being replaced, differs from that.
+    """
+
+    def __init__(self, table: ControlTable, loaded: Seen) -> None:
         self._table = table
         state = table.read()[1]
-        self._seen = _seen(state)
-        self._loaded = {**self._seen, **_imported(state)}
+        self._seen = seen(state)
+        self._loaded = {**loaded, **_imported(state)}
 
     def look(self) -> None:
         """Ask for a reload if files have changed, and are what they were at the last look."""
         state = self._table.read()[1]
-        found = _seen(state)
+        found = seen(state)
         # A module that is imported for the first time was like this then.
         before = self._loaded = {**_imported(state), **self._loaded}
         if found not in (before, {}) and found == self._seen:
@@ -43,8 +49,8 @@ class SourceWatch:
         self._seen = found
 
 
-def _seen(state: dict[str, Any]) -> Seen:
-    """What there is."""
+def seen(state: dict[str, Any]) -> Seen:
+    """The files of a state's sources that there are, as they are now."""
     found: Seen = {}
     paths = {source["path"] for source in state["sources"].values()}
     for name in {*_imported(state), *(name for path in paths for name in _files(path))}:
