@@ -232,6 +232,13 @@ def pytest_addoption(parser):
     )
 
 
+MEANT = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGQUIT: signal.SIG_DFL,
+    signal.SIGHUP: signal.SIG_DFL,
+}
+
+
 class AtOnce:
     """Names what fails when it fails: a run that is stopped at its limit has no summary."""
 
@@ -247,13 +254,14 @@ class AtOnce:
 
 
 def pytest_configure(config):
-    """No test joins a broker that its user happens to run; and Ctrl-C means what tests say it
-    means, though a shell put them in the background."""
+    """No test joins a broker that its user happens to run; and signals mean what tests say they
+    mean, though a shell put them in the background, or nohup had a terminal's end ignored."""
     os.environ.setdefault("SHMGPU_AUTO", "never")
     if given := config.getoption("operations"):
         os.environ[amount.VARIABLE] = given.partition(":")[0]
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, meant in MEANT.items():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, meant)
     given = getattr(config, "workerinput", {})
     if not given:
         config.pluginmanager.register(AtOnce(config), "at-once")
