@@ -28,7 +28,6 @@ COPIED = (
     "Makefile",
 )
 KEEPER = pathlib.Path(__file__).with_name("keeper.py")
-CORE = pathlib.Path("shmgpu/_core.abi3.so")
 NORMAL, FAULTS = pathlib.Path("."), pathlib.Path("build/faults")  # where the builds' packages lie
 TEST_S = 60  # for one mutant's tests; a hang is a failure, too
 BASELINE_S = 600
@@ -195,8 +194,12 @@ class Copy:
     def changed(self, file: str, text: str, *builds: pathlib.Path) -> Iterator[None]:
         """The file has that text, and those builds of it are made anew, for the block."""
         path, twin = self.root / file, self.root / FAULTS / file
-        cores = [self.root / where / CORE for where in (NORMAL, FAULTS)]
-        good = path.read_text(), [core.read_bytes() for core in cores]
+        built = [
+            module
+            for where in (NORMAL, FAULTS)
+            for module in (self.root / where / "shmgpu").glob("*.abi3.so")
+        ]
+        good = path.read_text(), [module.read_bytes() for module in built]
         write(path, text, twin)
         try:
             if path.suffix in (".c", ".h"):
@@ -205,9 +208,9 @@ class Copy:
             yield
         finally:
             write(path, good[0], twin)
-            for core, content in zip(cores, good[1], strict=True):  # newer than its sources again
-                core.unlink(missing_ok=True)
-                core.write_bytes(content)
+            for module, content in zip(built, good[1], strict=True):  # newer than sources again
+                module.unlink(missing_ok=True)
+                module.write_bytes(content)
 
 
 def needs_faults(test: str) -> bool:

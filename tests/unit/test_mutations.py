@@ -10,7 +10,7 @@ import textwrap
 import zlib
 
 import pytest
-from mutants import mutations, nearest, through
+from mutants import mutations, nearest, through, trees
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(
@@ -288,3 +288,21 @@ def test_what_was_told_holds_for_a_text_that_was_changed_since(tmp_path):
         [at[2]], [at[3]], [at[4]], [at[3]],
     ]  # fmt: skip
     assert told.number("new.py", new, 0) == []
+
+
+def test_after_a_change_the_copy_is_as_before_with_all_that_was_built(tmp_path):
+    copy = trees.Copy(tmp_path, names=(), builds=())
+    modules = [
+        tmp_path / where / "shmgpu" / f"{name}.abi3.so"
+        for where in (trees.NORMAL, trees.FAULTS)
+        for name in ("_core", "_graph", "_quick")
+    ]
+    files = [tmp_path / "shmgpu/a.py", *modules]
+    for path in files:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"good {path.name}")
+    with copy.changed("shmgpu/a.py", "changed"):
+        assert files[0].read_text() == "changed"
+        for path in modules:
+            path.write_text("built of what was changed")
+    assert [path.read_text() for path in files] == [f"good {path.name}" for path in files]
