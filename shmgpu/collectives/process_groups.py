@@ -34,13 +34,11 @@ class ProcessGroups:
         meeting_fd: the file through which members find each other.
         helpers: their numbers, by rank.
         rank: this member's.
-        kind: ``"nccl"``, or ``"gloo"`` for tensors in host memory.
     """
 
-    def __init__(
-        self, meeting_fd: int, helpers: tuple[int, ...], rank: int, kind: str = "nccl"
-    ) -> None:
-        self.name = kind
+    name = "nccl"
+
+    def __init__(self, meeting_fd: int, helpers: tuple[int, ...], rank: int) -> None:
         self.helpers = helpers
         self.rank = rank
         self._path = f"/proc/self/fd/{meeting_fd}"
@@ -72,8 +70,6 @@ class ProcessGroups:
         gang, group = "-".join(map(str, self.helpers)), "-".join(map(str, ranks))
         store = distributed.PrefixStore(f"{gang}/{group}/{self._epoch}", self._store)
         own = ranks.index(self.rank)
-        if self.name == "gloo":
-            return distributed.ProcessGroupGloo(store, own, len(ranks), MADE_WITHIN)
         options = distributed.ProcessGroupNCCL.Options()
         options._timeout = NEVER
         return distributed.ProcessGroupNCCL(store, own, len(ranks), options)
@@ -139,10 +135,7 @@ class PreparedInGroup:
         """Have what is enqueued from here on come after it."""
         works, target = started
         for work in works:
-            if self._owner.name == "gloo":
-                self._owner.wait_for(work)  # it has no stream that would wait
-            else:
-                work.wait()
+            work.wait()
         if self.collective.reduction == "mean" and self.collective.kind in REDUCING:
             target.div_(len(self._ranks))
 
