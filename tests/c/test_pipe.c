@@ -3,7 +3,9 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <sys/resource.h>
 
+#include "broker/process_table.h"
 #include "ipc/pipe.h"
 
 static int ends[2], capacity;
@@ -284,4 +286,35 @@ TEST(waiting_ends_at_its_time_or_with_a_frame) {
   close(first[0]);
   close(first[1]);
   unmake();
+}
+
+static int open_descriptors(void) {
+  int count = 0;
+  for (int fd = 0; fd < 256; fd++) count += fcntl(fd, F_GETFD) >= 0;
+  return count;
+}
+
+TEST(two_pipes_are_made_both_or_none_wherever_descriptors_run_out) {
+  struct rlimit limit;
+  CHECK_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  int before = open_descriptors(), failures = 0;
+  for (limit.rlim_cur = 3; limit.rlim_cur < 64; limit.rlim_cur++, failures++) {
+    int towards[2] = {-1, -1}, from[2] = {-1, -1};
+    CHECK_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    int status = shmi_process_table_two_pipes(towards, from, &capacity);
+    if (status == SHM_OK) {
+      CHECK_EQ(open_descriptors(), before + 4);
+      CHECK((fcntl(towards[1], F_GETFL) & O_NONBLOCK) && (fcntl(from[0], F_GETFL) & O_NONBLOCK));
+      CHECK(!(fcntl(towards[0], F_GETFL) & O_NONBLOCK));
+      CHECK(!(fcntl(from[1], F_GETFL) & O_NONBLOCK));
+      CHECK(capacity > 1);
+      for (int end = 0; end < 2; end++) close(towards[end]), close(from[end]);
+      break;
+    }
+    CHECK_EQ(status, SHM_ESYSTEM);
+    CHECK_EQ(open_descriptors(), before);
+    for (int end = 0; end < 2; end++) CHECK(towards[end] < 0 && from[end] < 0);
+  }
+  CHECK(failures >= 4);
+  CHECK(limit.rlim_cur < 64);
 }
