@@ -5,9 +5,10 @@ place; that is kept in build/mutants/through, and holds for later samples, too, 
 makes it anew. Tests that were written since are tried on whatever is near to them. Then each change
 is made in a copy, one copy for each job, and those tests are run, of each function of tests one
 before others of its parameters, the nearest and quickest first, until one fails that passes without
-the change. Where the marks tell nothing, it is the nearest files of tests. What survives is listed
-with its line: a test that is missing, code that is not needed, or something that cannot be seen,
-which gets a remark in unseen.py. The exit status is 1 when more survive than MOST in a hundred.
+the change; then those near to it of which ``make test`` runs a sample. Where the marks tell
+nothing, it is the nearest files of tests. What survives is listed with its line: a test that is
+missing, code that is not needed, or something that cannot be seen, which gets a remark in
+unseen.py. The exit status is 1 when more survive than MOST in a hundred.
 """
 
 from __future__ import annotations
@@ -59,7 +60,10 @@ NEAR = 20  # files of tests, of which those that were changed since the marks ar
 MOST_UNFIT = 5  # times that the same tests are run without one that fails by itself
 SUITE_S = 3600.0
 
-WAIT = re.compile(r"_*[A-Z][A-Z_]*_(S|MS|US|NS)\b(: \w+)? = ")  # the name of a time
+WAIT = re.compile(  # the name of a time, or what is one
+    r"_*[A-Z][A-Z_]*_(S|MS|US|NS)\b(: \w+)? = |_*[A-Z][A-Z_]* = timedelta\("
+)
+SAMPLED = re.compile(r"mark\.(operations|table)\b")  # tests of which `make test` runs some
 
 copy: Copy  # a job's
 good: set[str] = set()  # tests that were seen to pass without any change
@@ -67,6 +71,7 @@ unfit: set[str] = set()  # tests that fail without any change
 passing: dict[Mutation, through.Passing] = {}  # what the marked copy told
 seconds_of: dict[str, float] = {}  # of each test, there
 newer: dict[str, frozenset[str]] = {}  # files of tests that were changed since: tests known then
+partly: dict[str, frozenset[str]] = {}  # those of whose tests some were run there: which
 
 
 def sources() -> list[str]:
@@ -138,11 +143,12 @@ def c_test_passes(name: str) -> bool:
 def failing(tests: list[str]) -> list[str]:
     """Which fail in the copy as it is, of files of tests or of single ones; all, without an end.
 
-    A file's name with "::" behind it stands for the tests in it that are newer than the marks.
+    A file's name with "::" behind it stands for the tests in it of which the marks tell nothing.
     """
     if tests[0].endswith(".c"):
         return [] if c_test_passes(pathlib.Path(tests[0]).stem.removeprefix("test_")) else tests
-    known = unfit.union(*(newer[test[:-2]] for test in tests if test.endswith("::")))
+    told = {**partly, **newer}
+    known = unfit.union(*(told[test[:-2]] for test in tests if test.endswith("::")))
     skipped = [word for test in sorted(known) for word in ("--deselect", test)]
     options = ["-x", "-m", "not slow", *skipped]
     found, _ = copy.outcomes([test.removesuffix("::") for test in tests], FILE_S, *options)
@@ -181,6 +187,8 @@ def to_run(mutation: Mutation) -> Iterator[list[str]]:
             chunk = []
     if chunk:
         yield chunk
+    rest = [file for file in files[:NEAR] if file in partly.keys() - newer.keys()]
+    yield from ([f"{file}::"] for file in rest)
     yield from ([file] for file in sorted(told.files, key=lambda file: rank.get(file, len(rank))))
 
 
@@ -386,9 +394,12 @@ def recall(mutations: list[Mutation]) -> None:
     passing.update({one: its for one, its in zip(mutations, found, strict=True) if any(its)})
     then = json.loads((KEPT / "tests.json").read_text())
     for file in tests_of_python():
-        if then.get(file) != (ROOT / file).read_text():
-            known = (test for test in seconds_of if test.partition("::")[0] == file)
-            newer[file] = frozenset(known)
+        text = (ROOT / file).read_text()
+        known = frozenset(test for test in seconds_of if test.partition("::")[0] == file)
+        if then.get(file) != text:
+            newer[file] = known
+        if SAMPLED.search(text):
+            partly[file] = known
     print(
         f"mutants: tests were seen to pass through {len(passing)} of {len(mutations)}; "
         f"{len(newer)} files of tests were changed since",

@@ -208,16 +208,4 @@ UNSEEN: list[Unseen] = [
         "return 2",
         "The exit status of a helper that cannot go on: any but 0 is a death.",
     ),
-    Unseen(
-        "shmgpu/watch/timeline.py",
-        'spans, (lane[helper] - 0.35, 0.7), facecolors=colour.get(name, "0.7")',
-        'spans, (lane[helper] - 0.35, 2.4), facecolors=colour.get(name, "0.7")',
-        "How high a bar is drawn.",
-    ),
-    Unseen(
-        "shmgpu/child/memory.py",
-        "raise NotImplementedError",
-        "pass",
-        "What both kinds of arenas define: nobody calls this one.",
-    ),
 ]

@@ -139,6 +139,12 @@ def test_words_for_readers_are_not_changed():
     assert mutations.of("a.py", "f.__doc__ = about(f, 2)\n") == []
 
 
+def test_a_method_that_others_define_is_not_changed():
+    text = "class A:\n    def f(self):\n        raise NotImplementedError\n"
+    assert mutations.of("a.py", text) == []
+    assert len(mutations.of("a.py", text.replace("NotImplementedError", "ValueError"))) == 1
+
+
 def test_an_assertion_is_not_changed():
     found = mutations.of("a.py", "rows = zip(a, b, strict=True)\nsum(c, start=1)\n")
     assert {one.new for one in found} == {"zip(b, a, strict=True)", "2", "pass"}
