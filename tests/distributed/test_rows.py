@@ -11,9 +11,12 @@ from tensors.samples import OURS, SAMPLES
 
 import shmgpu.tensors.tensor as st
 from shmgpu import ops
+from shmgpu.codec import dtypes
+from shmgpu.distributed.builder import neutral
 from shmgpu.distributed.rules import LOWERED_OTHERWISE, RULES, WHOLE
 from shmgpu.distributed.rules.base import options_of
 from shmgpu.ops import collective
+from shmgpu.ops.graph import spec_of
 
 MESHES = [
     mesh_of(1),
@@ -46,6 +49,23 @@ def test_every_row_has_a_rule_or_a_reason():
         f"each member does these whole: {sorted(missing)}; write a rule in the room of rules "
         "(most are one line), or the reason why there is none into WHOLE"
     )
+
+
+@pytest.mark.parametrize("name", ["float32", "float16", "int8", "int64", "uint8", "bool"])
+def test_what_stands_for_nothing_in_a_reduction_changes_nothing(name):
+    kind = np.dtype(name)
+    limits = np.iinfo(kind) if kind.kind in "iu" else None
+    values = [False, True] if limits is None else [limits.min, limits.max, 1]
+    values = [-0.0, 0.0, -np.inf, np.inf, 2.5] if kind.kind == "f" else values
+    for reduction, combined in {
+        "sum": np.add, "avg": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum,
+    }.items():  # fmt: skip
+        if name == "bool" and reduction in ("sum", "avg"):
+            continue
+        nothing = np.array(neutral(reduction, spec_of(dtypes.by_name(name), (2,))), kind)
+        for value in np.array(values, kind):
+            found = combined(nothing, value)
+            assert (found.dtype, found.tobytes()) == (kind, value.tobytes())
 
 
 def drawn_layout(rng, mesh, spec, is_resident):

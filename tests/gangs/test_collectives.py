@@ -12,6 +12,7 @@ import shmgpu
 from shmgpu import core
 from shmgpu.codec.arrays import ArraySpec
 from shmgpu.codec.dtypes import by_name, of_numpy
+from shmgpu.collectives.operations import CollectiveSpec
 
 HELPERS = 4
 
@@ -153,6 +154,24 @@ def test_a_result_that_does_not_fit_is_an_error_and_waits_for_nobody():
         ask([0, 1], {"step": "too much"}, out=[ArraySpec(by_name("float64"), (8,))])
     given = given_to(2, (10,))
     ask([0, 1], {"step": "collective", "kind": "all_reduce"}, given, [spec_of(given[0][0])])
+
+
+@pytest.mark.parametrize(
+    ("told", "sentence"),
+    [
+        ({"kind": "scan"}, "'scan' is no collective: use one of .*'all_gather'"),
+        ({"reduction": "median"}, "'median' is no reduction: use one of .*'max'"),
+        ({"algorithm": "tree"}, "'tree' is no algorithm: use one of .*'ring'"),
+        ({"counts": (3, -1)}, "moves 0 elements or more, not -1"),
+        ({"kind": "all_to_all", "counts": (-1,), "received": (-2,)}, "moves 0 elements or more"),
+        ({"dtype": by_name("complex64")}, "elements of complex64 have no sum"),
+        ({"dtype": by_name("bool")}, "elements of bool have no sum"),
+        ({"dtype": by_name("int8"), "reduction": "mean"}, "a mean of int8 would be rounded"),
+    ],
+)
+def test_what_is_no_collective_is_refused_where_it_is_described(told, sentence):
+    with pytest.raises(shmgpu.BadParams, match=sentence):
+        CollectiveSpec(**{"kind": "all_reduce", "counts": (1,), **told})
 
 
 def test_what_a_collective_cannot_do_is_said_in_a_sentence():

@@ -208,4 +208,16 @@ UNSEEN: list[Unseen] = [
         "return 2",
         "The exit status of a helper that cannot go on: any but 0 is a death.",
     ),
+    Unseen(
+        "csrc/ipc/scoreboard.c",
+        "for (uint32_t i = 0; i < count && i < SHM_MAX_FUNCTIONS && !is_known; i++) {",
+        "for (uint32_t i = 0; i < count && i <= SHM_MAX_FUNCTIONS && !is_known; i++) {",
+        "The parent counts no more functions than there are rows.",
+    ),
+    Unseen(
+        "shmgpu/child/replies.py",
+        "if ready >> 32:",
+        "if (ready << 32):",
+        "Then it looks for results that must grow where there are none.",
+    ),
 ]

@@ -18,7 +18,7 @@ from serve import servers
 
 from shmgpu import serve
 from shmgpu.errors import ConfigError
-from shmgpu.serve import options
+from shmgpu.serve import options, server
 from shmgpu.serve.protocol.types import DEFAULT_LIMITS
 
 MODEL = servers.MODELS / "simple.py"
@@ -86,6 +86,49 @@ def test_a_configuration_of_another_type_is_refused(tmp_path, line, sentence):
     with pytest.raises(ConfigError) as caught:
         options.resolve(argparse.Namespace(config=str(config), models=["model.py"]))
     assert sentence in str(caught.value)
+
+
+def test_secrets_that_cannot_be_used_are_refused(tmp_path):
+    missing, empty = tmp_path / "missing", tmp_path / "empty"
+    empty.write_text(" \n")
+    for made, given, sentence in (
+        (server._token, [str(missing)], f"file {missing} cannot be read (No such file"),
+        (server._token, [str(empty)], "is empty: write a long random text into it"),
+        (server._tls, ["a.pem", None], "belong together: give both"),
+        (server._tls, [None, "a.pem"], "belong together: give both"),
+        (server._tls, [str(missing), str(missing)], "the certificate cannot be used (["),
+        (server._tls, [str(empty), str(empty)], "the certificate cannot be used (["),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(sentence)):
+            made(*given)
+    empty.write_text(" secret\n")
+    assert server._token(str(empty)) == b"secret"
+    assert server._token(None) == b"" and server._tls(None, None) is None
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "wanted", "is_told"),
+    [
+        (2000, 9000, None, False),
+        (100, 9000, True, False),
+        (100, -1, True, False),
+        (-1, -1, None, False),
+        (100, 1500, 1500, True),
+        (1999, 2000, 2000, False),
+    ],
+)
+def test_as_many_files_may_be_open_as_there_may_be_connections(
+    monkeypatch, caplog, soft, hard, wanted, is_told
+):
+    """Twice as many: that many again may be told that they are too many."""
+    made = []
+    monkeypatch.setattr(server, "descriptors_needed", lambda roles, open_now: 10 * roles)
+    monkeypatch.setattr(server.resource, "getrlimit", lambda kind: (soft, hard))
+    monkeypatch.setattr(server.resource, "setrlimit", lambda kind, limit: made.append(limit))
+    with caplog.at_level("WARNING", "shmgpu"):
+        server._allow_connections(950, 10)
+    assert made == ([] if wanted is None else [(2000 if wanted is True else wanted, hard)])
+    assert ("950 connections, and the limit on open files is 1500" in caplog.text) == is_told
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from shmgpu.common import devices
@@ -27,7 +29,7 @@ class Driver:
 
     def cudaHostUnregister(self, address):
         self.registered.remove(address)
-        return 0
+        return 3 if address in self.refuses else 0
 
 
 @pytest.fixture
@@ -78,6 +80,18 @@ def test_an_arena_that_cannot_be_registered_is_told_of_once_and_tried_again_for_
     arenas.let_go_of_old()
     old.clear()
     assert holds(arenas, 2)
+
+
+def test_only_what_cannot_be_let_go_of_is_told_of(driver, caplog):
+    arenas = PinnedArenas(driver, REGIONS, {0, 1}.__contains__, pytest.fail)
+    arenas._pinned |= {0, 1}  # before those who had them left
+    driver.registered |= {REGIONS[0][0], REGIONS[1][0]}
+    driver.refuses.add(REGIONS[1][0])
+    with caplog.at_level(logging.WARNING, "shmgpu"):
+        arenas.let_go_of_old()
+    assert [one.getMessage() for one in caplog.records] == [
+        "an arena could not be unregistered (status 3)"
+    ]
 
 
 def test_empty_arenas_are_left_alone(driver):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import importlib.metadata
+import importlib.util
 import itertools
 import json
 import mmap
@@ -13,12 +15,14 @@ import pathlib
 import platform
 import pty
 import re
+import resource
 import select
 import shutil
 import signal
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -27,6 +31,7 @@ from shmgpu import core, doctor, errors
 from shmgpu.child import quick
 from shmgpu.cli import doctor as findings
 from shmgpu.cli import main as cli
+from shmgpu.common import devices
 from shmgpu.doctor import machine as machines
 from shmgpu.doctor import probes
 from shmgpu.doctor.machine import Gpu, Gpus, Interpreter, Machine
@@ -486,6 +491,43 @@ def test_memory_is_counted_as_the_core_counts_it():
         core.check_memory(1 << 62)
     [told] = re.findall(r"has (\d+) MiB to give", str(refused.value))
     assert Machine().memory_headrooms()[0].left / MIB == pytest.approx(int(told), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("quota", "share"), [("max 100000", 1000), ("250000 100000", 2), ("1000 100000", 1), ("", 1000)]
+)
+def test_cores_are_counted_as_a_launch_counts_them(quota, share, tmp_path, monkeypatch):
+    path = tmp_path / "sys/fs/cgroup/cpu.max"
+    path.parent.mkdir(parents=True)
+    path.write_text(quota)
+    monkeypatch.setattr(Machine, "affinity", lambda self: 8)
+    assert Machine(str(tmp_path)).cores_for_launch() == min(8, share)
+    monkeypatch.undo()
+    assert Machine().cores_for_launch() == devices.cores()
+
+
+def test_without_descriptors_no_pipe_has_a_size():
+    assert Machine().pipe_bytes() > 0
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        found = Machine().pipe_bytes()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert found == 0
+
+
+def test_torch_s_version_is_told_without_importing_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="9.1"))
+    assert Machine().torch_version() == "9.1"
+    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: f"{name} 8")
+    assert Machine().torch_version() == "torch 8"
+    monkeypatch.undo()
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert Machine().torch_version() == ""
 
 
 @pytest.mark.parametrize("huge_pages", [False, True])
