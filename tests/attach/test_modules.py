@@ -46,6 +46,7 @@ def tried(request, place):
     return run
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(
     ("bad", "name"),
     # By its name it is found in another way; what it raises then goes the same way.

@@ -63,6 +63,7 @@ def test_array_copies_what_it_is_given(running):
     assert shmgpu.arena.array(5).shape == ()
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(
     ("shape", "dtype", "error"),
     [
@@ -189,6 +190,7 @@ def test_what_an_array_lies_in_is_not_freed_by_address(running):
         assert shmgpu.core.arena_check() == 0
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("size", [0, -1, 1 << 63, 1 << 70, "8", 1.5, None])
 def test_impossible_sizes_are_refused_in_a_sentence(running, size):
     with pytest.raises(shmgpu.BadParams, match=r" "):

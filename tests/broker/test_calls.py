@@ -420,6 +420,7 @@ def test_objects_are_refused_unless_pickle_was_asked_for(running):
         with_pickle(lambda: 0)
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(
     "make",
     [

@@ -7,6 +7,7 @@ the tests would spoil the forks of tests that come later.
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import json
 import os
 import pty
@@ -19,7 +20,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-pytest.importorskip("sklearn", reason="the demo's data comes with scikit-learn")
+if importlib.util.find_spec("sklearn") is None:  # imported in its own processes only: it is large
+    pytest.skip("the demo's data comes with scikit-learn", allow_module_level=True)
 pytest.importorskip("torch")
 
 from shmgpu.cli import main as cli

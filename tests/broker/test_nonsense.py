@@ -193,6 +193,7 @@ MEMORY = {
 }
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("name", MEMORY)
 def test_what_takes_and_gives_memory_refuses_nonsense_in_a_sentence(
     running, name, monkeypatch, tmp_path

@@ -289,6 +289,7 @@ def as_plain(tree):
     return (type(tree), tree.tolist()) if hasattr(tree, "tolist") else (type(tree), tree)
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_call_that_repeats_is_made_in_c_and_leaves_nothing(monkeypatch, kind):
     call = KINDS[kind]

@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy import stats
-
 CONFIDENCE = 0.99
 FEWEST = 10  # samples; fewer say nothing
 
@@ -42,6 +40,8 @@ def trend(times: Sequence[float], values: Sequence[float], bound: float) -> Tren
     """The trend of samples taken at those times; raises ValueError for fewer than ten."""
     if len(times) < FEWEST:
         raise ValueError(f"{len(times)} samples show no slope: take {FEWEST} or more")
+    from scipy import stats  # large: not in every process that tests fork
+
     slope, _, low, high = stats.theilslopes(values, times, CONFIDENCE)
     length = max(times) - min(times)
     return Trend(float(slope) * length, float(low) * length, float(high) * length, bound)

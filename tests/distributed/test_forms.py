@@ -139,6 +139,7 @@ class Layers:
         return [4 * (w.numel() + b.numel()) for w, b in self.layers]
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("count", [2, 4])
 def test_fully_sharded_gathers_each_layer_forward_and_again_backward(mesh, count, overlap):

@@ -59,6 +59,7 @@ def check_any(seed, backend):
     )
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("seed", range(12))
 def test_members_make_what_one_makes(seed):
     check_any(seed, "torch" if seed % 2 else "numpy")

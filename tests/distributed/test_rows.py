@@ -121,6 +121,7 @@ def check_any(name, seed, backend="numpy"):
     )
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("name", SAMPLES)
 def test_members_make_what_one_makes(name):
     check_any(name, 0)
@@ -135,6 +136,7 @@ def test_members_make_what_one_makes_at_length(name, backend):
         check_any(name, seed, backend)
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", SAMPLES)
 def test_each_way_that_a_rule_has_is_right(name, count):

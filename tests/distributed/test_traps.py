@@ -63,6 +63,7 @@ BENT = {
 }
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("way", BENT)
 def test_what_bends_takes_no_part_of_a_sum(mesh, way):
     x, w = resident(whole(4, 12)), resident(whole(12, 6))
@@ -204,6 +205,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(("have", "want"), SHAPES)
 @pytest.mark.parametrize("dim", [0, 1])
 def test_a_reshape_across_the_border_of_pieces_works(mesh, have, want, dim):

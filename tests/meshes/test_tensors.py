@@ -68,6 +68,7 @@ OF_NUMBERS = {
 }
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("name", OF_NUMBERS)
 @pytest.mark.parametrize("placement", [Replicate(), Shard(0), Shard(1)])
 def test_a_gradient_that_is_made_of_numbers_alone_lies_as_its_leaf(two, placement, name):

@@ -130,6 +130,7 @@ def rows_of(count):
     return np.random.default_rng(count).standard_normal((count, 4), "float32")
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(
     ("name", "scores", "best"),
     [

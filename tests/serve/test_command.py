@@ -37,6 +37,7 @@ def refused(*words):
     return ended.stderr
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

@@ -332,6 +332,7 @@ def test_a_model_that_needs_an_input_is_not_asked_without(server, model):
     assert "no inputs" in answer["error"]
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(
     ("said", "why"),
     [

@@ -244,6 +244,7 @@ def test_every_name_is_called(names, calls):
 EVERY = {**CALLS, **{f"Tensor.{k}": v for k, v in METHOD_CALLS.items()}, **OPERATOR_CALLS}
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("name", EVERY)
 def test_it_gives_what_torch_gives(engine, name):
     same(EVERY[name](OURS), EVERY[name](THEIRS))

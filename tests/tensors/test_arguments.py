@@ -66,6 +66,7 @@ def after_steps(rule, weight, settings):
     return weight
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_each_setting_of_an_optimiser_is_torchs(here, name):
     rule, other = getattr(optim, name), getattr(torch.optim, name)

@@ -406,6 +406,7 @@ def test_fused_chains_give_equal_results(backend, drawn):
 LARGE = {dtype: spec_of(dtype, (50, 50)) for dtype in (bool_, float32, float64)}
 
 
+@pytest.mark.table
 @needs_compiler
 @pytest.mark.parametrize("dtype", [float32, float64], ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize("name", sorted(IN_C.keys() - {"full"}))

@@ -91,6 +91,7 @@ OPTIMISERS = {
 }
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("bad", [0, BAD], ids=["the first", "a later one"])
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_a_step_that_failed_is_not_counted(engine, name, bad):

@@ -77,6 +77,7 @@ def test_operations_are_functions_and_methods(engine):
     assert a.transpose().data.tolist() == a.T.data.tolist() == [[-1, 9], [4, 16]]
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("name", sorted({*FUNCTIONS, *gt._TENSOR_NAMES} - {"Data", "Tensor"}))
 def test_help_says_what_a_function_does_in_words_of_tensors(name):
     found = getattr(gt, name)

@@ -224,6 +224,7 @@ def of(table):
     return {name: [row[1:] for row in table if row[0] == name] for name, *_ in table}.items()
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(("name", "rows"), of(LAYERS), ids=[name for name, _ in of(LAYERS)])
 def test_a_layer_does_what_torchs_does(name, rows):
     with gt.init(inline=True, arena="16MiB", threads=1):

@@ -149,6 +149,7 @@ def _gather(shape, index):
     return gt.ones(shape).gather(1, gt.zeros(index, dtype="int64"))
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_has_no_outcome_is_refused_in_a_sentence(engine, what):
     call, words = REFUSED[what]

@@ -536,6 +536,7 @@ def look_at(found):
             one.numpy()
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("what", CALLS)
 def test_what_lies_just_within_is_taken(here, what):
     call, taken, _ = CALLS[what]
@@ -543,6 +544,7 @@ def test_what_lies_just_within_is_taken(here, what):
         look_at(call(given(one)))
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("what", CALLS)
 def test_each_reason_alone_is_enough(here, what):
     call, _, refused = CALLS[what]

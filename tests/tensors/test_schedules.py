@@ -83,6 +83,7 @@ def here():
         yield
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_rates_are_torchs_and_go_on_from_a_state(here, name):
     ours, theirs = made(name, optim, gt.ones), made(name, torch.optim, torch.ones)

@@ -156,6 +156,7 @@ def shown(tensors):
     return [np.asarray(one.detach().numpy()).tolist() for one in tensors]
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("made", [start, of_numbers], ids=lambda one: one.__name__)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda one: one.__name__)
 def test_a_change_is_seen_by_all_that_share_the_elements(engine, program, made):
@@ -281,6 +282,7 @@ def ends_of(f, seed):
     return shown(live)
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("seed", range(40))
 def test_random_programs_of_views_and_changes_end_alike(engine, seed):
     assert ends_of(torch, seed) == ends_of(gt, seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pathlib
 import subprocess
@@ -12,7 +13,8 @@ import pytest
 
 import shmgpu
 
-pytest.importorskip("mypy")
+if importlib.util.find_spec("mypy") is None:
+    pytest.skip("mypy is not installed", allow_module_level=True)
 
 PROGRAM = """
     from __future__ import annotations
