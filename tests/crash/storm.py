@@ -18,6 +18,7 @@ Otherwise it says which was broken, with which seed, and keeps the trace.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import gc
 import logging
 import os
@@ -101,6 +102,7 @@ def run(
     log.attach()
     never_give_up()
     # The killer's last means, which may come when the launch has just ended.
+    faulthandler.register(signal.SIGUSR1)
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     until_ns = time.monotonic_ns() + int(seconds * 1e9)
     killer = Killer(name, ledger, plan(seed, children, helpers, rate), until_ns).start()

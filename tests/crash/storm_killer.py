@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import os
+import pathlib
 import random
 import select
 import signal
@@ -58,6 +59,26 @@ def plan(seed: int, children: int, helpers: int, rate: float) -> Iterator[Blow]:
             choose.choices(list(actions), list(actions.values()))[0],
             choose.choice((0.001, 0.02, 0.2, 0.6)),
         )
+
+
+def parent_of(pid: int) -> int:
+    """0: it has ended, and its number may be another's since."""
+    try:
+        text = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    return int(text[text.rindex(")") + 2 :].split()[1])
+
+
+def state_of(pid: int) -> str:
+    """Where the kernel sees it: running or asleep, in which system call, with whom below it."""
+    found = []
+    for name in ("wchan", "syscall", f"task/{pid}/children"):
+        try:
+            found.append(f"{name} {pathlib.Path(f'/proc/{pid}/{name}').read_text().strip()}")
+        except OSError:
+            continue
+    return ", ".join(found)
 
 
 class Killer:
@@ -172,11 +193,10 @@ class Killer:
         while not self._ledger.get("over") and os.getppid() == parent:
             if time.monotonic() > deadline:
                 self._ledger.complain(f"the storm did not end within {LIMIT_S:g} s")
-                for pid in (*self._ledger.child_pid, *self._ledger.helper_pid):
-                    try:
-                        os.kill(int(pid), signal.SIGUSR1)  # faulthandler's, registered
-                    except ProcessLookupError:
-                        pass
+                self._ledger.complain(f"its parent: {state_of(parent)}")
+                roles = [*self._ledger.child_pid, *self._ledger.helper_pid]
+                for pid in (parent, *filter(lambda one: parent_of(one) == parent, roles)):
+                    os.kill(int(pid), signal.SIGUSR1)  # faulthandler's, registered
                     time.sleep(0.1)  # so that stacks do not mix
                 for _ in range(2):  # the second one ends all at once
                     os.kill(parent, signal.SIGTERM)
