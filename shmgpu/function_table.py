@@ -11,17 +11,15 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
 from shmgpu import core
+from shmgpu.common.module_names import module_of
 from shmgpu.common.parsers import parse_bool, parse_seconds, shortened
 from shmgpu.errors import ConfigError
-
-MAIN = {"__main__", "__mp_main__"}  # the program itself; as multiprocessing runs it once more
 
 by_row: dict[int, DeclaredFunction] = {}
 _late: list[DeclaredFunction] = []  # decorated while a broker ran
@@ -104,22 +102,6 @@ def name_of_body(body: Callable[..., Any]) -> str:
     """The same of what is not decorated."""
     name = getattr(body, "__qualname__", type(body).__name__)
     return f"{module_of(body)}:{name}"
-
-
-def module_of(body: Callable[..., Any]) -> str:
-    """The name by which another program imports the module that a function stands in."""
-    module = getattr(body, "__module__", "") or ""
-    if module in MAIN:
-        main = sys.modules.get(module) or sys.modules["__main__"]
-        spec = getattr(main, "__spec__", None)
-        path = getattr(main, "__file__", None)
-        if spec is not None and spec.name != "__main__":
-            module = spec.name.removesuffix(".__main__")
-        elif spec is not None and path:  # a folder, or an archive, that is run
-            module = os.path.splitext(os.path.basename(os.path.dirname(path)))[0]
-        elif path:
-            module = os.path.splitext(os.path.basename(path))[0]
-    return module
 
 
 def found(module: str, name: str) -> Any:

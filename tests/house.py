@@ -119,9 +119,11 @@ common/blas                         any
 common/devices                      any
 common/module_loader                any
 
+common/module_names                 any
 codec/dtypes                        any
 codec/pytree                        any
 codec/arrays                        any
+codec/records                       any
 codec/layout                        any
 
 function_table                      any

@@ -22,6 +22,7 @@ from shmgpu.attach import carry, endpoint, identity, manifest, sources, spawn
 from shmgpu.common import config
 from shmgpu.common import devices as device
 from shmgpu.common.logs import logger
+from shmgpu.common.module_names import MAIN
 from shmgpu.errors import LaunchError, SessionError, ShmError
 
 DIGITS = 10  # of the key, in a socket's name; the manifest has all of it
@@ -258,7 +259,7 @@ def advice(known: manifest.Manifest, target: function_table.DeclaredFunction) ->
             "shmgpu.ensure(), which starts one that has it"
         )
     module = getattr(target.body, "__module__", "MODULE")
-    if module in function_table.MAIN:
+    if module in MAIN:
         module = os.path.basename(getattr(sys.modules.get("__main__"), "__file__", None) or "FILE")
     return (
         "a broker of shmgpu up serves the modules that it was started with, as they were then: "

@@ -17,6 +17,7 @@ from typing import Any
 from shmgpu import function_table
 from shmgpu.attach import sources
 from shmgpu.common.logs import logger
+from shmgpu.common.module_names import MAIN
 from shmgpu.errors import ConfigError
 
 PACKAGE = __name__.partition(".")[0]
@@ -167,7 +168,7 @@ def is_importable(name: str) -> bool:
     program's own. What a program has added by itself the broker's interpreter may lack: it says
     so, and is started again without (:mod:`shmgpu.attach.spawn`).
     """
-    if name in ("", *function_table.MAIN):
+    if name in ("", *MAIN):
         return False
     if name.partition(".")[0] == PACKAGE:
         return True
@@ -216,7 +217,7 @@ def _by_value(names: Collection[str]) -> Iterator[None]:
     import cloudpickle
 
     registered = []
-    function_table.unfindable = set(names) | function_table.MAIN
+    function_table.unfindable = set(names) | MAIN
     try:
         for name in names:
             module = sys.modules.get(name)

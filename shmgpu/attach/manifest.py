@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from shmgpu import function_table
 from shmgpu.attach import identity
+from shmgpu.common.module_names import MAIN
 from shmgpu.errors import ConfigError
 from shmgpu.function_table import name_of as name_of
 
@@ -140,7 +141,7 @@ def of_this_process(
 
 def _of_name(known: Mapping[str, T], name: str, body: Any) -> T | None:
     """What is known by that name, or by that of a package's module which is run as a script."""
-    if name in known or getattr(body, "__module__", "") not in function_table.MAIN:
+    if name in known or getattr(body, "__module__", "") not in MAIN:
         return known.get(name)
     found = [value for other, value in known.items() if other.endswith(f".{name}")]
     return found[0] if len(found) == 1 else None

@@ -1,22 +1,23 @@
 """Containers and plain values as bytes: everything of a call but its arrays.
 
-A tree of tuples, lists and dicts is flattened into its *structure* (bytes that do not change
-between the calls of one signature), its arrays, and its plain values in order. Owns flattening and
-unflattening. Never knows arenas or addresses; the caller says what counts as an array. Any bytes
-decode to something or raise BadParams: decoding never evaluates anything, and never unpickles
-unless the caller allows it.
+A tree of containers (tuples, lists, dicts, named tuples, dataclasses) is flattened into its
+*structure* (bytes that do not change between the calls of one signature), its arrays, and its plain
+values in order. Owns flattening and unflattening. Never knows arenas or addresses; the caller says
+what counts as an array. Any bytes decode to something or raise BadParams: decoding runs no code of
+the caller's, and never unpickles unless that is allowed.
 """
 
 from __future__ import annotations
 
 import pickle
 import struct
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from shmgpu.codec import dtypes
+from shmgpu.codec import dtypes, records
 from shmgpu.errors import BadParams
 
 MAX_DEPTH = 64
@@ -28,6 +29,7 @@ _F64 = struct.Struct("<d")
 _C128 = struct.Struct("<dd")
 
 _ARRAY, _VALUE, _TUPLE, _LIST, _DICT = 0x41, 0x56, 0x74, 0x6C, 0x64  # A V t l d
+_ORDERED, _RECORD = 0x6F, 0x52  # o R
 
 LONE_VALUE = bytes((_VALUE,))  # the structure of a tree that is one plain value
 PICKLED = 0x50  # P, the kind of a value that was pickled
@@ -277,8 +279,8 @@ def _flatten(
         flat.structure += _U32.pack(len(node))
         for item in node:
             _flatten(item, flat, is_array, allow_pickle, depth + 1)
-    elif kind is dict:
-        flat.structure.append(_DICT)
+    elif kind is dict or (kind is OrderedDict and not allow_pickle):
+        flat.structure.append(_DICT if kind is dict else _ORDERED)
         flat.structure += _U32.pack(len(node))
         for key, item in node.items():
             if type(key) not in _KEY_TYPES:
@@ -290,6 +292,13 @@ def _flatten(
     elif is_array(node):
         flat.structure.append(_ARRAY)
         flat.arrays.append(node)
+    elif not allow_pickle and (fields := records.fields_of(node)) is not None:
+        flat.structure.append(_RECORD)
+        flat.structure += _U32.pack(len(fields[0]))
+        flat.structure += encode_value(records.name_of(node))
+        for name, item in zip(*fields, strict=True):
+            flat.structure += encode_value(name)
+            _flatten(item, flat, is_array, allow_pickle, depth + 1)
     else:
         if not allow_pickle and not isinstance(node, np.generic):
             if isinstance(node, (tuple, list, dict)):
@@ -347,17 +356,17 @@ class TreeDef:
         if tag == _VALUE:
             self.value_count += 1
             return _VALUE_NODE
-        if tag not in (_TUPLE, _LIST, _DICT):
+        if tag not in (_TUPLE, _LIST, _DICT, _ORDERED, _RECORD):
             raise BadParams("the parameter block's structure holds no known kind of container")
         count = reader.u32()
         if count > reader.end - reader.offset:
             raise BadParams("the parameter block's structure promises more than it holds")
-        if tag != _DICT:
+        if tag == _TUPLE or tag == _LIST:
             return (tag, None, [self._read(reader, depth + 1) for _ in range(count)])
-        keys = []
+        keys = [_decode_typed(reader, "s")] if tag == _RECORD else []  # the name of its class
         items = []
         for _ in range(count):
-            keys.append(_decode_typed(reader, "NTFiIfsb"))
+            keys.append(_decode_typed(reader, "NTFiIfsb" if tag != _RECORD else "s"))
             items.append(self._read(reader, depth + 1))
         return (tag, keys, items)
 
@@ -442,4 +451,8 @@ def _build(node: tuple[int, Any, Any], arrays: Iterator[Any], values: Iterator[A
         return tuple([_build(item, arrays, values) for item in items])
     if tag == _LIST:
         return [_build(item, arrays, values) for item in items]
-    return {key: _build(item, arrays, values) for key, item in zip(keys, items, strict=True)}
+    if tag == _RECORD:
+        held = [_build(item, arrays, values) for item in items]
+        return records.make(keys[0], keys[1:], held)
+    made = {key: _build(item, arrays, values) for key, item in zip(keys, items, strict=True)}
+    return made if tag == _DICT else OrderedDict(made)

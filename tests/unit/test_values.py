@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections import OrderedDict
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -11,6 +14,48 @@ from hypothesis import strategies as st
 
 from shmgpu.codec.pytree import TreeDef, decode_values, encode_value, encode_values, flatten
 from shmgpu.errors import BadParams
+
+
+class Pair(NamedTuple):
+    first: object
+    second: object = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Box:
+    content: object
+    label: str = dataclasses.field(default="", init=False)
+
+
+@dataclasses.dataclass
+class Slim:
+    __slots__ = ("content",)
+    content: object
+
+
+made = []
+
+
+@dataclasses.dataclass
+class Loud:
+    """Notes whenever code of its own runs."""
+
+    content: object
+
+    def __new__(cls, *args):
+        made.append("new")
+        return object.__new__(cls)
+
+    def __init__(self, content):
+        made.append("init")
+        object.__setattr__(self, "content", content)
+
+    def __post_init__(self):
+        made.append("post_init")
+
+    def __setattr__(self, name, value):
+        made.append("setattr")
+
 
 plain = st.one_of(
     st.none(),
@@ -33,6 +78,10 @@ trees = st.recursive(
         st.lists(inner, max_size=4),
         st.lists(inner, max_size=4).map(tuple),
         st.dictionaries(keys, inner, max_size=4),
+        st.dictionaries(keys, inner, max_size=4).map(OrderedDict),
+        st.builds(Pair, inner, inner),
+        st.builds(Box, inner),
+        st.builds(Slim, inner),
     ),
     max_leaves=20,
 )
@@ -55,6 +104,8 @@ def same(a, b):
         return False
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    if dataclasses.is_dataclass(a):
+        return all(same(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a))
     if isinstance(a, dict):
         return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
     return a == b
@@ -107,6 +158,49 @@ def test_arrays_are_left_where_they_stood():
 def test_what_cannot_be_carried_is_refused_in_a_sentence(value):
     with pytest.raises(BadParams, match=r"cannot be carried|lose its type"):
         there_and_back(value)
+
+
+def test_a_record_is_filled_without_running_code_of_its_class():
+    loud = Loud(1)
+    made.clear()
+    back = there_and_back([loud, Pair(3, 4)])
+    assert made == [] and type(back[0]) is Loud and back[0].content == 1
+    assert back[1] == Pair(3, 4) and type(back[1]) is Pair
+
+
+def test_a_record_that_nobody_could_put_together_is_refused_in_a_sentence():
+    class Inner(NamedTuple):
+        value: int
+
+    with pytest.raises(BadParams, match="at the top of a module"):
+        there_and_back(Inner(1))
+    box = Slim(1)
+    wide = Loud(2)
+    object.__setattr__(wide, "more", 3)
+    with pytest.raises(BadParams, match="'more' beside the fields"):
+        there_and_back(wide)
+    del box.content
+    with pytest.raises(BadParams, match="not all of its fields"):
+        there_and_back(box)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("nowhere:Pair", "not known here"),
+        ("os:environ", "not known here"),
+        ("os:system", "not known here"),
+        ("subprocess:Popen", "other fields"),
+        ("pathlib:Path", "other fields"),
+        (f"{__name__}:Box", "other fields"),
+    ],
+)
+def test_a_name_that_is_no_record_with_those_fields_makes_nothing(name, sentence):
+    structure = bytes(flatten(Pair(1, 2), never).structure)
+    forged = structure.replace(encode_value(f"{__name__}:Pair"), encode_value(name))
+    assert forged != structure
+    with pytest.raises(BadParams, match=sentence):
+        TreeDef(forged).build([], [1, 2])
 
 
 def test_pickle_is_used_only_where_it_was_asked_for():
