@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/descriptor.h"
 #include "base/error_detail.h"
 #include "child/attach.h"
 #include "child/heap.h"
@@ -21,6 +22,7 @@
 #include "ipc/function_table.h"
 #include "ipc/scoreboard.h"
 #include "memory/arena.h"
+#include "memory/kept_file.h"
 #include "process/role.h"
 
 /* ---- before a launch ---- */
@@ -227,6 +229,13 @@ int shm_get_helper_id(void) {
 int shm_get_child_id(void) {
   return shmi_role() == SHM_ROLE_CHILD ? shmi_role_index() : SHM_ENOT_CHILD;
 }
+
+int shm_broadcast_make(uint64_t bytes) { return shmi_kept_file_make(bytes); }
+int shm_broadcast_seal(int fd) { return shmi_kept_file_seal(fd); }
+void shm_broadcast_close(int fd) { shmi_descriptor_close(&fd); }
+uint64_t shm_broadcast_bytes(int fd) { return shmi_kept_file_bytes(fd); }
+void *shm_broadcast_map(int fd, uint64_t bytes) { return shmi_kept_file_map(fd, bytes); }
+void shm_broadcast_unmap(void *at, uint64_t bytes) { shmi_kept_file_unmap(at, bytes); }
 
 int shm_in_arena(const void *ptr, size_t bytes) {
   return shmi_helper_port_in_arena((uint64_t)(uintptr_t)ptr, bytes);

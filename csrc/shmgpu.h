@@ -79,7 +79,8 @@ enum shm_status {
   SHM_EREFUSED = -38,
   SHM_EHELPER_GONE = -39,
   SHM_EABORTED = -40,
-  SHM_EBAD_GANG = -41
+  SHM_EBAD_GANG = -41,
+  SHM_ENOT_ALLOWED = -42
 };
 
 const char *shm_status_name(int status); /* "SHM_EARENA_FULL"; never NULL */
@@ -183,6 +184,8 @@ enum shm_sizes {
   SHM_FRAME_BYTES = 64,        /* what a message takes of a pipe */
   SHM_UNIT_NS = 64,            /* of started_units and finished_units in a trace record */
   SHM_ALIGNMENT = 64,          /* of blocks of an arena; their sizes are multiples of it */
+  SHM_BROADCAST_REPORT_BYTES = 4096, /* of a broadcast's output buffer, for each helper, where it
+                                  reports a failure */
   SHM_GUARD_BYTES = 65536      /* addresses between two arenas, unless they ask for huge pages */
 };
 
@@ -230,6 +233,7 @@ typedef struct shm_config {
                                   not forked ask to join; 0: none */
   int manifest_fd;             /* memory file that every attached program gets; 0: none */
   uint32_t listener_gid;       /* a group whose members may join beside the user; 0: none */
+  int group_may_broadcast;     /* 1: so may members of that group, whose broadcasts outlive them */
   uint8_t helper_absent[64];   /* 1: no helper at first; shm_ask_scale may start one later */
   char pool_name[16][32];      /* per pool: its name, for monitors */
   uint64_t idle_ns;            /* with SHM_UNTIL_TOLD: end when no program has been attached, and no
@@ -277,7 +281,8 @@ enum shm_reason {
   SHM_REASON_NONE = 0,         /* it did not: the process ended by itself or was ended by others */
   SHM_REASON_HUNG = 1,         /* a call took longer than its function's hang_after */
   SHM_REASON_PROTOCOL = 2,     /* it broke the protocol again and again */
-  SHM_REASON_ENDING = 3        /* the broker was told to end, or a child had failed */
+  SHM_REASON_ENDING = 3,       /* the broker was told to end, or a child had failed */
+  SHM_REASON_BROADCAST = 4     /* a broadcast failed there, so it may not be like the others */
 };
 typedef struct shm_event {
   int kind;
@@ -389,7 +394,8 @@ typedef struct shm_call_config {  /* what all calls of one signature have in com
   uint8_t pool;
   uint8_t priority;            /* 0 to 3, higher first */
   uint8_t gang;                /* 1: one call that runs on every helper of placement at once */
-  uint8_t reserved;
+  uint8_t broadcast;           /* 1: runs once on each helper of the pool, and again on each that joins
+                                  it: see shm_broadcast_make */
   uint32_t port;               /* shm_port_number() of the port it was made for; 0: any */
   uint32_t unused;
 } shm_call_config_t;
@@ -400,8 +406,9 @@ typedef struct shm_reply {
   uint64_t value;              /* what the helper passed to shm_helper_finish */
   uint64_t token;              /* after SHM_ENEEDS_SPACE: names this request for room, and no other */
   int32_t status;
-  int32_t helper;              /* of a gang: the one that failed, else its first */
-  int32_t gang;                /* of a gang: SHM_GANG_COMMITTED or SHM_GANG_ABORTED; else 0 */
+  int32_t helper;              /* of a gang and of a broadcast: the one that failed, else its first */
+  int32_t gang;                /* of a gang: SHM_GANG_COMMITTED or SHM_GANG_ABORTED; of a broadcast
+                                  that takes effect: SHM_GANG_COMMITTED; else 0 */
   int32_t reserved;
 } shm_reply_t;
 
@@ -590,13 +597,16 @@ typedef struct shm_gang_block {
 enum shm_work_kind {
   SHM_WORK_CALL = 0,
   SHM_WORK_GROW = 1,           /* copy a parked result into params (0: drop it) */
-  SHM_WORK_GANG = 2            /* a call that other helpers run, too; always alone */
+  SHM_WORK_GANG = 2,           /* a call that other helpers run, too; always alone */
+  SHM_WORK_BROADCAST = 3,      /* a broadcast, here first: see shm_broadcast_make; always alone */
+  SHM_WORK_APPLY = 4           /* a broadcast that has run elsewhere; always alone */
 };
 typedef struct shm_work {
   uint64_t delivery;           /* the number of this delivery, for shm_helper_finish */
   uint64_t function;           /* func_ptr of the message */
   uint64_t params;             /* its parameter block: at least block_bytes lie in the arena */
-  uint64_t token;              /* grow: the token of the parked result */
+  uint64_t token;              /* grow: the token of the parked result. Broadcast and apply: the
+                                  pool's version, once it has run */
   uint64_t sequence;
   uint64_t members;            /* gang: mask of the helpers that run it; else 0 */
   uint32_t block_bytes;        /* the block's first 32-bit word, checked against the arena */
@@ -626,6 +636,27 @@ int shm_helper_go_on(void);
 /* In any role: 1 while that helper does such work. A caller that has its answer sees it, or that it
  * has ended. */
 int shm_helper_goes_on(int helper);
+
+/* Broadcasts: calls of bindings (func == NULL) that run once on each helper of a pool, and once more
+ * on each helper that replaces one or is added, before it gets calls. SHM_WORK_BROADCAST: copy the
+ * block and its arrays into a memory file, seal that, run the function on it; if that went well,
+ * publish the file and finish with SHM_OK. Then the pool has a new version, the parent keeps the
+ * file in place of this function's last, and all other helpers of the pool get SHM_WORK_APPLY: run
+ * the function on the file (its params, if not 0, is the sender's block, where a failure may be
+ * reported). A helper on which the function failed (SHM_EREMOTE, and with SHM_WORK_APPLY any
+ * failure) gets nothing more, and is replaced. */
+int shm_broadcast_make(uint64_t bytes);  /* a descriptor. SHM_ENO_MEMORY: see shm_error_detail() */
+int shm_broadcast_seal(int fd);
+int shm_broadcast_publish(int fd);
+int shm_broadcast_take(void);            /* of the SHM_WORK_APPLY that was taken: its file */
+void shm_broadcast_close(int fd);        /* of both */
+uint64_t shm_broadcast_bytes(int fd);    /* 0: it is no sealed file */
+/* Private pages: what is written there nobody else sees. NULL: see shm_error_detail(). */
+void *shm_broadcast_map(int fd, uint64_t bytes);
+void shm_broadcast_unmap(void *at, uint64_t bytes);
+/* In any role, and in a monitor: how many broadcasts have taken effect in that pool. A call that is
+ * made after this was read runs on a helper that has had them. */
+uint64_t shm_broadcast_version(int pool);
 
 /* ---- what is counted (the scoreboard) ---- */
 
@@ -701,6 +732,7 @@ typedef struct shm_helper_stats {
   uint64_t naive_all_reduces;  /* of the collectives, those by each algorithm */
   uint64_t ring_all_reduces;
   uint64_t all_to_all_all_reduces;
+  uint64_t version;            /* of its pool, as far as this helper has had the broadcasts */
 } shm_helper_stats_t;
 
 typedef struct shm_broker_stats {
@@ -730,6 +762,10 @@ typedef struct shm_broker_stats {
   int32_t helpers;
   int32_t window;
   uint64_t arena_bytes;        /* of each child */
+  uint64_t broadcasts;         /* that have taken effect */
+  uint64_t kept_files;         /* now: the last broadcast of each function, for helpers to come */
+  uint64_t kept_bytes;         /* in those */
+  uint64_t pool_version[16];   /* by pool: see shm_broadcast_version */
 } shm_broker_stats_t;
 
 int shm_get_broker_stats(shm_broker_stats_t *stats);

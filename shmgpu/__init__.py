@@ -40,6 +40,7 @@ Functions that helpers run:
     Batch           how calls run together
     Declared        shape and type of a result, declared before the call
     CallFuture      what ``.submit()`` returns
+    broadcast       run a function once in each helper, and in each that comes later: new weights
     Helper          a function's first argument: its session, its device
 
 Arrays that are passed without a copy:
@@ -167,9 +168,11 @@ Statistics, errors, and single messages:
     BadFunction     not in the table that was sealed at the start
     BadParams       an argument or a result cannot be carried
     RemoteError     the function raised in its helper
+    BroadcastError  it raised in one of the helpers that a broadcast was for
     HelperDied      the helper died while it executed this call
     GangAborted     a call on several helpers was given up, and changed nothing
     NoHelpers       no helper is left that could serve the call
+    NotAllowed      another user's broker does not let this program do that
     CallTimeout     the deadline passed
     CallCancelled   the call was removed from the queue
     ResultTooLarge  the result is larger than a helper keeps
@@ -207,6 +210,7 @@ from shmgpu.errors import (
     BadFree,
     BadFunction,
     BadParams,
+    BroadcastError,
     BrokerDied,
     CallCancelled,
     CallTimeout,
@@ -216,6 +220,7 @@ from shmgpu.errors import (
     HelperDied,
     LaunchError,
     NoHelpers,
+    NotAllowed,
     NotRunning,
     RemoteError,
     ResultTooLarge,
@@ -223,7 +228,7 @@ from shmgpu.errors import (
     ShmError,
 )
 from shmgpu.function_table import Batch
-from shmgpu.functions import Bound, Function, function
+from shmgpu.functions import Bound, Function, broadcast, function
 from shmgpu.helper.decoded import Helper
 from shmgpu.helper.number import shm_get_helper_id
 from shmgpu.messages import shm_get_child_id, shm_read_msg, shm_send_msg
@@ -307,6 +312,7 @@ __all__ = [
     "Batch",
     "Block",
     "Bound",
+    "BroadcastError",
     "BrokerDied",
     "CallCancelled",
     "CallFuture",
@@ -321,6 +327,7 @@ __all__ = [
     "LaunchError",
     "Membership",
     "NoHelpers",
+    "NotAllowed",
     "NotRunning",
     "RemoteError",
     "ResultTooLarge",
@@ -329,6 +336,7 @@ __all__ = [
     "ShmError",
     "__version__",
     "arena",
+    "broadcast",
     "claim",
     "connect",
     "disconnect",

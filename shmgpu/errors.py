@@ -10,6 +10,7 @@ __all__ = [
     "BadFree",
     "BadFunction",
     "BadParams",
+    "BroadcastError",
     "BrokerDied",
     "CallCancelled",
     "CallTimeout",
@@ -19,6 +20,7 @@ __all__ = [
     "HelperDied",
     "LaunchError",
     "NoHelpers",
+    "NotAllowed",
     "NotRunning",
     "RemoteError",
     "ResultTooLarge",
@@ -118,6 +120,10 @@ class NoHelpers(ShmError):
     """Every helper that could serve the call is gone: given up, or removed by ``shmgpu scale``."""
 
 
+class NotAllowed(ShmError, PermissionError):
+    """The broker belongs to another user, who does not let this program do that."""
+
+
 class CallTimeout(ShmError, TimeoutError):
     """The call did not end before its deadline."""
 
@@ -177,6 +183,41 @@ class RemoteError(ShmError):
         if self.traceback_text:
             text += "\n\nIn the helper:\n" + self.traceback_text.rstrip()
         return text
+
+
+class BroadcastError(RemoteError):
+    """The function raised in one of the helpers that a broadcast was for; that one is replaced.
+
+    Attributes:
+        helper: number of the helper.
+        has_effect: False: it was the first, and nothing has changed. True: the broadcast stands:
+            all others have it, and the one that takes this helper's place gets it before it serves.
+    """
+
+    def __init__(
+        self,
+        type_name: str,
+        message: str,
+        traceback_text: str = "",
+        helper: int = -1,
+        has_effect: bool = False,
+    ) -> None:
+        super().__init__(type_name, message, traceback_text)
+        self.helper = helper
+        self.has_effect = has_effect
+
+    @property
+    def sentence(self) -> str:
+        """What happened, and what has become of the broadcast, without the traceback."""
+        outcome = (
+            "the broadcast stands, and the helper that replaces this one gets it before it serves"
+            if self.has_effect
+            else "nothing has changed, and that helper is replaced"
+        )
+        return (
+            f"the function raised {self.type_name} in helper {self.helper}: {self.message} "
+            f"({outcome})"
+        )
 
 
 class ChildError(ShmError):

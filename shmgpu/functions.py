@@ -115,6 +115,18 @@ class Function(DeclaredFunction, QuickFunction, Generic[P, R]):
         """
         return _map(self, iterables, None, in_flight, progress)
 
+    def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> int:
+        """As :func:`broadcast`."""
+        return runtime.require_port().broadcast(self, args, kwargs)
+
+    @property
+    def version(self) -> int:
+        """How many broadcasts have taken effect in this function's pool.
+
+        A call that is made after this was read runs on a helper that has had them all.
+        """
+        return runtime.require_port().version(self)
+
     def options(
         self,
         *,
@@ -140,6 +152,47 @@ class Function(DeclaredFunction, QuickFunction, Generic[P, R]):
         )
 
 
+def broadcast(target: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> int:
+    """Run a function once in each helper of its pool, and in each that joins the pool later.
+
+    A learner pushes new weights that way. All helpers get the same arguments, in one order with
+    other broadcasts to the pool; from one instant on, calls run only on helpers that have had it.
+    The last broadcast of each function is kept, whatever becomes of the program that sent it, and
+    runs in each helper that replaces one or is added, before that serves. The function may keep its
+    arguments: nobody else changes them. What it returns is dropped.
+
+    Args:
+        target: a decorated function, or one with options (``timeout`` and ``priority``).
+        args: as for a call.
+        kwargs: likewise.
+
+    Returns:
+        The pool's version: how many broadcasts it has had. A function that runs in a helper finds
+        it in ``helper.version``.
+
+    Raises:
+        BroadcastError: the function raised in a helper, which is replaced.
+        HelperDied: two helpers died over it, one after the other; nothing has changed.
+        ArenaFull: the arena, or the machine, has no memory for the arguments.
+        NotAllowed: the broker belongs to another user.
+        CallTimeout, BrokerDied, BadParams, BadFunction, ConfigError, NotRunning.
+
+    Example:
+        >>> @shmgpu.function(arrays="numpy")
+        ... def set_weights(helper, weights):
+        ...     helper.weights = weights
+        >>> with shmgpu.init(inline=True):
+        ...     shmgpu.broadcast(set_weights, {"bias": np.zeros(3)})
+        1
+    """
+    if not isinstance(target, (Function, Bound)):
+        raise ConfigError(
+            f"broadcast() takes a function decorated with @shmgpu.function and its arguments, "
+            f"not {shortened(target)}"
+        )
+    return target.broadcast(*args, **kwargs)
+
+
 class Bound(Generic[P, R]):
     """A function with settings for its calls; see :meth:`Function.options`."""
 
@@ -151,6 +204,10 @@ class Bound(Generic[P, R]):
         """As the function's own call."""
         result: R = runtime.require_port().call(self.target, args, kwargs, self.settings)
         return result
+
+    def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> int:
+        """As the function's own."""
+        return runtime.require_port().broadcast(self.target, args, kwargs, self.settings)
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> CallFuture[R]:
         """As the function's own."""

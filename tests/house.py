@@ -41,6 +41,7 @@ base/passing                        any
 memory/available                    any
 memory/tlsf                         any
 memory/arena                        any
+memory/kept_file                    any
 
 ipc/scoreboard                      any
 ipc/gang                            any
@@ -101,6 +102,7 @@ core/memory                         any
 core/roles                          any
 core/ports                          any
 core/gangs                          any
+core/broadcasts                     any
 core/scoreboard                     any
 core/hosting                        any
 core/__init__                       any
@@ -117,13 +119,13 @@ common/termination                  any
 common/wait_policy                  any
 common/blas                         any
 common/devices                      any
+common/module_names                 any
 common/module_loader                any
 
-common/module_names                 any
 codec/dtypes                        any
+codec/records                       any
 codec/pytree                        any
 codec/arrays                        any
-codec/records                       any
 codec/layout                        any
 
 function_table                      any
@@ -138,6 +140,7 @@ child/transport                     child
 child/tickets                       child
 child/raw_calls                     child
 child/gang_calls                    child
+child/broadcast_calls               child
 child/arguments                     child
 child/results                       child
 child/replies                       child
@@ -170,6 +173,7 @@ helper/result_writer                helper
 helper/executor                     helper
 helper/batch_policy                 helper
 helper/batch_executor               helper
+helper/broadcasts                   helper
 helper/process                      helper
 helper/inline                       helper
 

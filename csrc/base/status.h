@@ -84,6 +84,9 @@
     "the call on several helpers was given up before any of it took effect, because one of them "  \
     "failed, or because they waited for each other: call again, or look at what it runs")          \
   X(SHM_EBAD_GANG, -41,                                                                            \
-    "the collective does not fit the call on several helpers that runs here")
+    "the collective does not fit the call on several helpers that runs here")                      \
+  X(SHM_ENOT_ALLOWED, -42,                                                                         \
+    "the broker belongs to another user, whose programs alone may broadcast, because that lasts "  \
+    "when its sender has left: call the function, or have the broker started with --trust-group")
 
 #endif

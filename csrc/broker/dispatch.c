@@ -121,6 +121,7 @@ int shmi_dispatch_create(shmi_dispatch_t **out, const shmi_dispatch_config_t *co
   int status = opened == SHM_OK && d->children != NULL && d->helpers != NULL
                    ? shmi_schedule_create(&d->schedule, &policy)
                    : SHM_ESYSTEM;
+  if (status == SHM_OK) status = shmi_broadcasts_create(&d->broadcasts);
   for (int i = 0; d->children != NULL && i < config->children; i++) {
     d->children[i].request_fd = d->children[i].reply_fd = -1;
   }
@@ -156,6 +157,7 @@ void shmi_dispatch_destroy(shmi_dispatch_t *d) {
   }
   shmi_poll_set_close(&d->poll_set);
   shmi_schedule_destroy(d->schedule);
+  shmi_broadcasts_destroy(d->broadcasts);
   free(d->children);
   free(d->helpers);
   free(d);

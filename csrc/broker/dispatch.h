@@ -90,6 +90,11 @@ void shmi_dispatch_give_up_helper(shmi_dispatch_t *dispatch, int helper, int poo
  * ends. */
 void shmi_dispatch_retire_helper(shmi_dispatch_t *dispatch, int helper);
 int shmi_dispatch_helper_is_closed(const shmi_dispatch_t *dispatch, int helper);
+/* Whether a broadcast failed there: its pipe is closed once it holds nothing, and it is to be
+ * replaced. */
+int shmi_dispatch_helper_is_condemned(const shmi_dispatch_t *dispatch, int helper);
+/* Whether it may broadcast. At first every child may. */
+void shmi_dispatch_let_broadcast(shmi_dispatch_t *dispatch, int child, int may);
 /* Limit from now on how many calls a child may have outstanding, its weight in the fair queue, and
  * how many bytes of results helpers keep for it. 0: as for any other child. */
 void shmi_dispatch_limit_child(shmi_dispatch_t *dispatch, int child, uint32_t window,

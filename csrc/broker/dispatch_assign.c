@@ -40,13 +40,12 @@ static void hold_several(shmi_dispatch_t *d, int h) {
   d->holding_several |= UINT64_C(1) << h;
 }
 
-/* The caller has checked that a delivery number is left. */
-static void put_out(shmi_dispatch_t *d, int h, uint32_t number, int more) {
+void shmi_dispatch_put_out(shmi_dispatch_t *d, int h, uint32_t number, int more) {
   shmi_helper_t *helper = &d->helpers[h];
   shmi_request_t *r = shmi_schedule_request(d->schedule, number);
   int slot = r->frame.slot;
   d->scoreboard->child_stats[slot].queued = shmi_schedule_queued_of(d->schedule, slot);
-  if (r->frame.kind != SHMI_FRAME_CLEAR) d->children[slot].in_flight++;
+  if (shmi_frame_uses_arena(&r->frame)) d->children[slot].in_flight++;
   uint64_t delivery = ++helper->deliveries;
   d->scoreboard->broker->in_flight++;
   if (helper->in_flight++ == 0) helper->lowest = delivery;
@@ -63,8 +62,15 @@ static void put_out(shmi_dispatch_t *d, int h, uint32_t number, int more) {
   } else {
     r->delivery = delivery;
   }
+  if (shmi_dispatch_is_broadcast(&r->frame)) shmi_dispatch_broadcast_handed(d, h, frame);
   frame->delivery = delivery;
   frame->handed_ns = d->now_ns;
+  int is_apply = r->frame.kind == SHMI_FRAME_APPLY;
+  if (is_apply) {
+    frame->flags |= SHMI_FRAME_FILE_TO_PASS;
+    helper->to_pass++;
+  }
+  if (is_apply && !shmi_frame_uses_arena(frame)) return;
   if ((d->children[slot].mapped_by >> h & 1) == 0) {
     d->children[slot].mapped_by |= UINT64_C(1) << h;
     frame->flags |= SHMI_FRAME_NEW_ARENA | SHMI_FRAME_TO_PASS;
@@ -74,16 +80,25 @@ static void put_out(shmi_dispatch_t *d, int h, uint32_t number, int more) {
 
 /* Memory files are sent before the frames that name them. Returns how many frames may be written. A
  * file that cannot be sent now (too many descriptors of this user are in transit) is sent later. */
-static uint32_t pass_arenas(shmi_dispatch_t *d, shmi_helper_t *helper) {
-  for (uint32_t i = 0; i < helper->out_count && helper->to_pass > 0; i++) {
+static uint32_t pass_files(shmi_dispatch_t *d, int h) {
+  shmi_helper_t *helper = &d->helpers[h];
+  for (uint32_t i = 0; i < helper->out_count && helper->to_pass > 0;) {
     shmi_frame_t *frame = &helper->out[i];
-    if ((frame->flags & SHMI_FRAME_TO_PASS) == 0) continue;
-    int status = helper->files_fd < 0 ? SHM_OK : shmi_arena_pass(frame->slot, helper->files_fd);
+    int is_arena = (frame->flags & SHMI_FRAME_TO_PASS) != 0;
+    if (!is_arena && (frame->flags & SHMI_FRAME_FILE_TO_PASS) == 0) {
+      i++;
+      continue;
+    }
+    int status = SHM_OK;
+    if (helper->files_fd >= 0) {
+      status = is_arena ? shmi_arena_pass(frame->slot, helper->files_fd)
+                        : shmi_dispatch_pass_kept(d, h, frame);
+    }
     if (status != SHM_OK && status != SHM_EBROKER_DIED) {
       d->is_late = 1;
       return i;
     }
-    frame->flags &= (uint8_t)~SHMI_FRAME_TO_PASS;
+    frame->flags &= (uint8_t)~(is_arena ? SHMI_FRAME_TO_PASS : SHMI_FRAME_FILE_TO_PASS);
     helper->to_pass--;
   }
   return helper->out_count;
@@ -103,7 +118,7 @@ static void watch_for_room(shmi_dispatch_t *d, int h, int is_full) {
 
 static void write_out(shmi_dispatch_t *d, int h) {
   shmi_helper_t *helper = &d->helpers[h];
-  uint32_t written = 0, ready = helper->to_pass > 0 ? pass_arenas(d, helper) : helper->out_count;
+  uint32_t written = 0, ready = helper->to_pass > 0 ? pass_files(d, h) : helper->out_count;
   int is_full = 0;
   while (written < ready) {
     int got = shmi_pipe_write(helper->down_fd, helper->out + written, (int)(ready - written));
@@ -131,7 +146,7 @@ static void hand_out_grows(shmi_dispatch_t *d, int h) {
   while (helper->grow_head != SHMI_NONE && shmi_helper_span(helper) < SHMI_SPAN_OF_GROWS) {
     uint32_t number = helper->grow_head;
     helper->grow_head = shmi_schedule_request(d->schedule, number)->next;
-    put_out(d, h, number, 0);
+    shmi_dispatch_put_out(d, h, number, 0);
   }
 }
 
@@ -211,7 +226,7 @@ static uint64_t hand_out_clears(shmi_dispatch_t *d) {
     uint32_t number = shmi_schedule_admit(d->schedule, &frame, d->now_ns);
     if (number == SHMI_NONE) continue;
     child->is_cleared_now = 1;
-    put_out(d, h, number, 0);
+    shmi_dispatch_put_out(d, h, number, 0);
     touched |= UINT64_C(1) << h;
   }
   return touched;
@@ -264,7 +279,7 @@ static uint64_t hand_out_gangs(shmi_dispatch_t *d) {
     r->gang_looked = 0;
     touched |= r->members;
     for (uint64_t left = r->members; left != 0; left &= left - 1) {
-      put_out(d, __builtin_ctzll(left), gang, 0);
+      shmi_dispatch_put_out(d, __builtin_ctzll(left), gang, 0);
     }
   }
   return touched;
@@ -275,7 +290,7 @@ static uint64_t hand_out_calls(shmi_dispatch_t *d) {
   uint64_t touched = 0;
   int h, count;
   while ((count = shmi_schedule_next(d->schedule, d->now_ns, &h, batch, SHMI_CREDIT_MAX / 2)) > 0) {
-    for (int i = 0; i < count; i++) put_out(d, h, batch[i], i + 1 < count);
+    for (int i = 0; i < count; i++) shmi_dispatch_put_out(d, h, batch[i], i + 1 < count);
     touched |= UINT64_C(1) << h;
     if (count > 1) {
       d->scoreboard->helper_stats[h].batches++;
@@ -287,6 +302,7 @@ static uint64_t hand_out_calls(shmi_dispatch_t *d) {
 
 void shmi_dispatch_hand_out(shmi_dispatch_t *d) {
   uint64_t touched = d->clearing > 0 ? hand_out_clears(d) : 0;
+  if (d->to_advance != 0) touched |= shmi_dispatch_advance_helpers(d);
   for (int h = 0; h < d->config.helpers; h++) {
     if (d->helpers[h].must_notify) send_notice(&d->helpers[h]);
     if (d->helpers[h].grow_head != SHMI_NONE) hand_out_grows(d, h);

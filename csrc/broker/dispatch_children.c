@@ -49,6 +49,11 @@ static void take_call(shmi_dispatch_t *d, int slot, shmi_frame_t *frame) {
     if (function == NULL) status = SHM_EBAD_FUNCTION;
     else status = shmi_frame_check_params(frame, &bounds, function->params_bytes);
   }
+  int is_broadcast = shmi_dispatch_is_broadcast(frame);
+  if (status == SHM_OK && is_broadcast) {
+    if (function->func != NULL) status = SHM_EBAD_FUNCTION; /* its block has no length of its own */
+    else if (!child->may_broadcast) status = SHM_ENOT_ALLOWED;
+  }
   if (status == SHM_EBAD_FRAME) {
     protocol_error(d, slot);
     return;
@@ -58,12 +63,15 @@ static void take_call(shmi_dispatch_t *d, int slot, shmi_frame_t *frame) {
   d->scoreboard->child_stats[slot].submitted++;
   frame->slot = (uint16_t)slot;
   frame->generation = child->generation;
-  frame->flags &= SHMI_FRAME_GANG;
+  frame->flags &= SHMI_FRAME_GANG | SHMI_FRAME_BROADCAST;
   frame->status = 0;
   frame->placement &= expected;
-  if (status != SHM_OK) { /* pool, placement, function, block: answered, never queued */
+  if (status != SHM_OK || is_broadcast) {
     uint32_t number = shmi_schedule_admit(d->schedule, frame, d->now_ns);
-    if (number != SHMI_NONE) shmi_dispatch_answer_plain(d, number, status);
+    if (number == SHMI_NONE) return;
+    /* pool, placement, function, block, right: answered, never queued */
+    if (status != SHM_OK) shmi_dispatch_answer_plain(d, number, status);
+    else shmi_dispatch_take_broadcast(d, number, function);
     return;
   }
   shmi_schedule_enqueue(d->schedule, frame, function, d->now_ns);
@@ -98,6 +106,7 @@ static void take_grow(shmi_dispatch_t *d, int slot, const shmi_frame_t *frame) {
 
 static void take_cancel(shmi_dispatch_t *d, int slot, const shmi_frame_t *frame) {
   uint32_t number = shmi_schedule_cancel(d->schedule, slot, frame->sequence);
+  if (number == SHMI_NONE) number = shmi_dispatch_drop_broadcast(d, slot, frame->sequence);
   if (number == SHMI_NONE) return; /* handed over or answered: that reply stands */
   d->scoreboard->broker->cancelled++;
   shmi_dispatch_answer_plain(d, number, SHM_ECANCELLED);
@@ -155,6 +164,7 @@ int shmi_dispatch_add_child(shmi_dispatch_t *d, int slot, int request_fd, int re
   child->parked_at = 0;
   child->window = d->config.window;
   child->was_told_window = 0;
+  child->may_broadcast = 1;
   child->in_flight = 0;
   child->cleared_to = 0;
   child->state = SHMI_PEER_UP;
@@ -182,6 +192,10 @@ void shmi_dispatch_limit_child(shmi_dispatch_t *d, int slot, uint32_t window, ui
   d->scoreboard->child_stats[slot].parked_limit = parked_bytes;
 }
 
+void shmi_dispatch_let_broadcast(shmi_dispatch_t *d, int slot, int may) {
+  d->children[slot].may_broadcast = (uint8_t)may;
+}
+
 uint32_t shmi_dispatch_child_generation(const shmi_dispatch_t *d, int slot) {
   return d->children[slot].generation;
 }
@@ -199,8 +213,15 @@ void shmi_dispatch_remove_child(shmi_dispatch_t *d, int slot) {
   shmi_scoreboard_drop_page(slot);
   shmi_dispatch_drop_grows(d, slot);
   uint32_t number;
+  while ((number = shmi_dispatch_drop_broadcast(d, slot, 0)) != SHMI_NONE) {
+    shmi_dispatch_count_dropped(d, slot, 1);
+    shmi_schedule_free(d->schedule, number);
+  }
   while ((number = shmi_schedule_drop_child(d->schedule, slot)) != SHMI_NONE) {
     shmi_dispatch_count_dropped(d, slot, 1);
+    if (shmi_dispatch_is_broadcast(&shmi_schedule_request(d->schedule, number)->frame)) {
+      shmi_dispatch_broadcast_over(d, number);
+    }
     shmi_schedule_free(d->schedule, number);
   }
   shmi_dispatch_forget_replies(d, slot);

@@ -21,14 +21,21 @@ void shmi_dispatch_check_span(shmi_dispatch_t *d, int h) {
   int is_full = shmi_helper_span(helper) > SHMI_SPAN_OF_CALLS;
   if (is_full == helper->is_full) return;
   helper->is_full = (uint8_t)is_full;
-  shmi_schedule_spare_helper(d->schedule, h, is_full);
+  shmi_dispatch_spare(d, h);
+}
+
+void shmi_dispatch_spare(shmi_dispatch_t *d, int h) {
+  const shmi_helper_t *helper = &d->helpers[h];
+  shmi_schedule_spare_helper(
+      d->schedule, h,
+      helper->is_full || helper->applies || helper->is_behind || helper->is_condemned);
 }
 
 static void forget_delivery(shmi_dispatch_t *d, int h, uint64_t delivery) {
   shmi_helper_t *helper = &d->helpers[h];
   uint32_t *number = &helper->by_delivery[delivery % SHMI_DELIVERY_RING];
   const shmi_frame_t *frame = &shmi_schedule_request(d->schedule, *number)->frame;
-  if (frame->kind != SHMI_FRAME_CLEAR) shmi_dispatch_released(d, frame->slot);
+  if (shmi_frame_uses_arena(frame)) shmi_dispatch_released(d, frame->slot);
   *number = SHMI_NONE;
   d->scoreboard->broker->in_flight--;
   if (--helper->in_flight < 2) d->holding_several &= ~(UINT64_C(1) << h);
@@ -182,15 +189,40 @@ static void finish(shmi_dispatch_t *d, int h, uint64_t delivery, int status, uin
     finish_member(d, h, number, delivery, status, value, started, finished);
     return;
   }
+  uint64_t service_ns = (uint64_t)(finished - started) * SHM_UNIT_NS;
+  shm_helper_stats_t *stats = &d->scoreboard->helper_stats[h];
+  if (r->frame.kind == SHMI_FRAME_APPLY) {
+    stats->finished++;
+    stats->busy_ns += service_ns;
+    learn_deferred(d, h, r->function);
+    shmi_dispatch_applied(d, h, number, status, value, started, finished);
+    return;
+  }
   if (r->frame.kind == SHMI_FRAME_CALL) {
-    uint64_t service_ns = (uint64_t)(finished - started) * SHM_UNIT_NS;
-    shm_helper_stats_t *stats = &d->scoreboard->helper_stats[h];
     stats->finished++;
     learn_deferred(d, h, r->function);
     if (r->estimate_ns > 0) stats->busy_ns += service_ns; /* once a batch */
     shmi_schedule_finished(d->schedule, number, service_ns > 0 ? service_ns : 1);
   }
+  if (shmi_dispatch_is_broadcast(&r->frame)) {
+    shmi_dispatch_broadcast_ran(d, h, number, status, value, started, finished);
+    return;
+  }
   shmi_dispatch_answer(d, number, status, value, helper->generation, started, finished);
+}
+
+void shmi_dispatch_made_up(shmi_dispatch_t *d, int h) {
+  d->helpers[h].state = SHMI_PEER_UP;
+  d->flags |= SHMI_TURN_READY;
+  if (d->helpers[h].is_retiring) return;
+  d->scoreboard->helper_stats[h].state = SHM_HELPER_READY;
+  shmi_schedule_helper_up(d->schedule, h);
+}
+
+static void failed_to_start(shmi_dispatch_t *d, int h) {
+  d->helpers[h].state = SHMI_PEER_FAILED;
+  d->flags |= SHMI_TURN_READY;
+  if (!d->helpers[h].is_retiring) d->scoreboard->helper_stats[h].state = SHM_HELPER_DEAD;
 }
 
 /* Returns 0 at end of file. */
@@ -212,13 +244,8 @@ static int read_helper(shmi_dispatch_t *d, int h, int at_end) {
         finish(d, h, frame->delivery, shmi_status_from_wire(frame->status), frame->result.value,
                frame->started_units, frame->finished_units);
       } else if (frame->kind == SHMI_FRAME_READY && helper->state == SHMI_PEER_STARTING) {
-        int made = frame->status == 0;
-        helper->state = made ? SHMI_PEER_UP : SHMI_PEER_FAILED;
-        if (!helper->is_retiring) {
-          d->scoreboard->helper_stats[h].state = made ? SHM_HELPER_READY : SHM_HELPER_DEAD;
-          if (made) shmi_schedule_helper_up(d->schedule, h);
-        }
-        d->flags |= SHMI_TURN_READY;
+        if (frame->status != 0) failed_to_start(d, h);
+        else if (!shmi_dispatch_must_catch_up(d, h)) shmi_dispatch_made_up(d, h);
       }
     }
     d->scoreboard->helper_stats[h].in_flight = helper->in_flight;
@@ -287,6 +314,8 @@ int shmi_dispatch_add_helper(shmi_dispatch_t *d, int h, int down_fd, int up_fd, 
   /* It was forked with all present memory files mapped. */
   for (int i = 0; i < d->config.children; i++) d->children[i].mapped_by |= UINT64_C(1) << h;
   shmi_dispatch_check_span(d, h);
+  helper->applies = helper->is_behind = helper->is_condemned = 0;
+  shmi_dispatch_spare(d, h);
   helper->is_blocked = 0;
   helper->heard_early = 0;
   helper->is_retiring = 0;
@@ -324,7 +353,8 @@ static void recover(shmi_dispatch_t *d, int h, uint64_t delivery, uint64_t execu
   shmi_request_t *r = shmi_schedule_request(d->schedule, number);
   const shmi_outcome_t *outcome = outcome_of(h, delivery);
   int is_call = r->frame.kind == SHMI_FRAME_CALL;
-  if (outcome != NULL) {
+  int is_apply = r->frame.kind == SHMI_FRAME_APPLY; /* whoever replaces the helper is to have it */
+  if (outcome != NULL && !is_apply) {
     int status = shmi_status_from_wire((uint16_t)outcome->status);
     if (status == SHM_ENEEDS_SPACE) status = SHM_EHELPER_DIED; /* the parked result is lost with it */
     finish(d, h, delivery, status, outcome->value, outcome->started_units,
@@ -338,9 +368,13 @@ static void recover(shmi_dispatch_t *d, int h, uint64_t delivery, uint64_t execu
     shmi_dispatch_finish_clear(d, number, SHM_EHELPER_DIED);
     return;
   }
-  if (is_call && was_executing && victim->sequence == 0) {
+  if ((is_call || is_apply) && was_executing && victim->function == 0) {
     victim->sequence = r->frame.sequence;
     victim->function = (uint64_t)(uintptr_t)r->frame.msg.func_ptr;
+  }
+  if (is_apply) {
+    shmi_dispatch_applied(d, h, number, SHM_EHELPER_DIED, 0, 0, 0);
+    return;
   }
   if (r->members != 0) { /* the other members may have begun: only the whole gang may be run
                             again */
@@ -354,9 +388,11 @@ static void recover(shmi_dispatch_t *d, int h, uint64_t delivery, uint64_t execu
     shmi_dispatch_answer_plain(d, number, SHM_EHELPER_DIED);
     return;
   }
+  /* Of a broadcast that has not taken effect nothing is left but in the helper that is dead. */
+  int may_repeat = (r->function->flags & SHM_FUNCTION_IDEMPOTENT) != 0 ||
+                   shmi_dispatch_is_broadcast(&r->frame);
   int again = has_caller && /* without a caller, answering drops it */
-              (!was_executing ||
-               ((r->function->flags & SHM_FUNCTION_IDEMPOTENT) != 0 && r->attempts < 2));
+              (!was_executing || (may_repeat && r->attempts < 2));
   if (again) {
     if (!shmi_schedule_requeue(d->schedule, number)) {
       shmi_dispatch_answer_plain(d, number,
@@ -397,7 +433,9 @@ void shmi_dispatch_remove_helper(shmi_dispatch_t *d, int h, shmi_victim_t *victi
     helper->grow_head = shmi_schedule_request(d->schedule, number)->next;
     shmi_dispatch_answer_plain(d, number, SHM_EHELPER_DIED);
   }
-  int was_asked = helper->down_fd < 0; /* we closed its pipe: this end was asked for */
+  shmi_dispatch_excuse(d, h);
+  /* We closed its pipe because its pool needs it no more: this end was asked for. */
+  int was_asked = helper->down_fd < 0 && !helper->is_condemned;
   d->retiring &= ~(UINT64_C(1) << h);
   helper->state = SHMI_PEER_NONE;
   shmi_descriptor_close(&helper->down_fd);
@@ -443,12 +481,17 @@ void shmi_dispatch_retire_helper(shmi_dispatch_t *d, int h) {
   d->helpers[h].is_retiring = 1;
   d->retiring |= UINT64_C(1) << h;
   d->scoreboard->helper_stats[h].state = SHM_HELPER_LEAVING;
+  shmi_dispatch_excuse(d, h);
   notify_all(d);
   shmi_dispatch_close_retired(d);
 }
 
 int shmi_dispatch_helper_is_closed(const shmi_dispatch_t *d, int h) {
   return d->helpers[h].state != SHMI_PEER_NONE && d->helpers[h].down_fd < 0;
+}
+
+int shmi_dispatch_helper_is_condemned(const shmi_dispatch_t *d, int h) {
+  return d->helpers[h].is_condemned;
 }
 
 void shmi_dispatch_close_helpers(shmi_dispatch_t *d) {
@@ -464,7 +507,7 @@ static const shmi_request_t *executing_call(const shmi_dispatch_t *d, const shmi
     uint32_t number = in_flight_at(helper, n);
     if (number == SHMI_NONE) continue;
     const shmi_request_t *r = shmi_schedule_request(d->schedule, number);
-    if (r->frame.kind == SHMI_FRAME_CALL) return r;
+    if (r->frame.kind == SHMI_FRAME_CALL || r->frame.kind == SHMI_FRAME_APPLY) return r;
   }
   return NULL;
 }
@@ -480,7 +523,8 @@ uint64_t shmi_dispatch_hung(shmi_dispatch_t *d, uint64_t now_ns, uint64_t *next_
   for (int h = 0; h < d->config.helpers; h++) {
     shmi_helper_t *helper = &d->helpers[h];
     const shmi_function_t *deferred_row = deferred_function(h);
-    if (helper->state != SHMI_PEER_UP || (helper->in_flight == 0 && deferred_row == NULL)) continue;
+    int runs = helper->state == SHMI_PEER_UP || helper->applies;
+    if (!runs || (helper->in_flight == 0 && deferred_row == NULL)) continue;
     /* It does not report what it begins next: so look again in time for any function. */
     uint64_t again_ns = now_ns + d->least_hang_ns;
     shmi_clock_earliest(next_ns, again_ns);

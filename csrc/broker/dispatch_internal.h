@@ -5,6 +5,7 @@
  * dispatch_children.c   what children send; how they are added and removed
  * dispatch_helpers.c    what helpers answer; how they are added, let go and removed
  * dispatch_assign.c     what is sent to helpers: calls, room for results, arenas to clear
+ * dispatch_broadcasts.c calls that run once on each helper of a pool, and on each that joins it
  * dispatch_replies.c    what is sent to children: the outcomes of their calls
  *
  * Owns: the layout of the dispatcher's tables. Must never: be included by any other file; others
@@ -38,6 +39,7 @@ typedef struct shmi_child {
   uint32_t in_flight;    /* deliveries that helpers hold, for which they may write to its arena */
   uint64_t mapped_by;    /* mask of the helpers that map its arena's present memory file */
   uint64_t cleared_to;   /* a dead child's arena is zero below this offset */
+  uint8_t may_broadcast;
   uint8_t wants_clearing, is_cleared_now; /* it is to be cleared; a helper is doing so */
   uint32_t replies_head, replies_tail; /* finished requests whose reply is to be written */
   uint32_t dirty_next;   /* in the list of children with replies */
@@ -54,6 +56,9 @@ typedef struct shmi_helper {
   uint32_t in_flight;       /* calls and grows written or about to be */
   uint8_t is_full;      /* its numbers are nearly used up: no call until the oldest have ended */
   uint8_t is_blocked;   /* its pipe was full: we wait until it has room */
+  uint8_t applies;      /* it holds a broadcast, ... */
+  uint8_t is_behind;    /* has not had the last one of its pool, ... */
+  uint8_t is_condemned; /* or one failed there: it gets no calls */
   uint32_t heard_early; /* calls whose end its page reported before their replies arrived */
   int is_retiring;
   int must_notify;      /* it is to be told that a child has left */
@@ -64,7 +69,7 @@ typedef struct shmi_helper {
   const shmi_function_t *answered; /* the function of its last answer; NULL: none yet */
   uint32_t grow_head, grow_tail; /* grows that wait for room in the pipe */
   uint32_t out_count;
-  uint32_t to_pass; /* of these, how many need a memory file sent before them */
+  uint32_t to_pass; /* how many memory files are to be sent before these */
   uint32_t by_delivery[SHMI_DELIVERY_RING];
   shmi_frame_t out[SHMI_DELIVERY_RING];
 } shmi_helper_t;
@@ -89,6 +94,8 @@ enum {
   SHMI_GANG_LOOK_NS = 250000000 /* half of how long members may all wait for each other */
 };
 
+typedef struct shmi_broadcasts shmi_broadcasts_t;
+
 struct shmi_dispatch {
   shmi_dispatch_config_t config;
   shmi_schedule_t *schedule;
@@ -97,6 +104,8 @@ struct shmi_dispatch {
   shmi_poll_set_t poll_set;
   int flags;        /* shmi_turn bits gathered outside a turn */
   uint32_t dirty; /* child + 1: head of the list of children with replies */
+  shmi_broadcasts_t *broadcasts;
+  uint64_t to_advance;  /* mask of the helpers that are to get a kept broadcast */
   uint64_t retiring;    /* mask of the helpers whose pipe is to be closed */
   uint64_t holding_several; /* helpers that hold more than one call */
   uint64_t look_ns;     /* when their pages are looked at next */
@@ -125,6 +134,10 @@ void shmi_dispatch_read_helper(shmi_dispatch_t *d, int h, int at_end); /* as rea
 void shmi_dispatch_look_at_pages(shmi_dispatch_t *d);
 /* Give up gangs whose members all wait for each other: they would do so for ever. */
 void shmi_dispatch_look_at_gangs(shmi_dispatch_t *d);
+/* Whether it may get calls has changed: tell the policy. */
+void shmi_dispatch_spare(shmi_dispatch_t *d, int h);
+/* Its session is made, and it has had all broadcasts: it gets calls from now on. */
+void shmi_dispatch_made_up(shmi_dispatch_t *d, int h);
 /* Close the pipes of helpers that are retiring and hold nothing any more. */
 void shmi_dispatch_close_retired(shmi_dispatch_t *d);
 /* The status of a call that none of these helpers will run: were they let go, or given up? */
@@ -132,6 +145,14 @@ int shmi_dispatch_why_gone(const shmi_dispatch_t *d, uint64_t placement);
 
 /* dispatch_assign.c */
 void shmi_dispatch_hand_out(shmi_dispatch_t *d);
+/* The request is helper h's from now on. The caller has checked that a delivery number is left. more:
+ * the next one belongs to the same batch. */
+void shmi_dispatch_put_out(shmi_dispatch_t *d, int h, uint32_t number, int more);
+/* Whether a helper may write to the arena of the child that the frame names. */
+static inline int shmi_frame_uses_arena(const shmi_frame_t *frame) {
+  if (frame->kind == SHMI_FRAME_APPLY) return frame->msg.params != NULL;
+  return frame->kind != SHMI_FRAME_CLEAR;
+}
 /* Request `number` offers room for a result that helper h keeps: queue it for h's pipe. */
 void shmi_dispatch_wait_to_grow(shmi_dispatch_t *d, int h, uint32_t number);
 /* Drop the room that a dead child had made for results. */
@@ -142,6 +163,36 @@ void shmi_dispatch_released(shmi_dispatch_t *d, int slot);
 void shmi_dispatch_leave_quarantine(shmi_dispatch_t *d, int slot);
 /* A stretch was cleared, or its helper died doing so: then it is cleared again. */
 void shmi_dispatch_finish_clear(shmi_dispatch_t *d, uint32_t number, int status);
+
+/* dispatch_broadcasts.c */
+int shmi_broadcasts_create(shmi_broadcasts_t **out);
+void shmi_broadcasts_destroy(shmi_broadcasts_t *all);
+/* Whether it is a child's request for one. */
+int shmi_dispatch_is_broadcast(const shmi_frame_t *frame);
+/* An admitted request for one: queue it when its turn comes. */
+void shmi_dispatch_take_broadcast(shmi_dispatch_t *d, uint32_t number,
+                                  const shmi_function_t *function);
+/* Call before request `number` is answered or dropped: the next one may begin. */
+void shmi_dispatch_broadcast_over(shmi_dispatch_t *d, uint32_t number);
+/* Take one request of the child that waits for its turn out of the line (sequence 0: any), or
+ * SHMI_NONE. */
+uint32_t shmi_dispatch_drop_broadcast(shmi_dispatch_t *d, int slot, uint64_t sequence);
+/* It is given to its first helper: complete the frame. */
+void shmi_dispatch_broadcast_handed(shmi_dispatch_t *d, int h, shmi_frame_t *frame);
+/* The first helper has answered. */
+void shmi_dispatch_broadcast_ran(shmi_dispatch_t *d, int h, uint32_t number, int status,
+                                 uint64_t value, uint32_t started, uint32_t finished);
+/* Another one has, or has died (SHM_EHELPER_DIED). */
+void shmi_dispatch_applied(shmi_dispatch_t *d, int h, uint32_t number, int status, uint64_t value,
+                           uint32_t started, uint32_t finished);
+/* Its session is made: whether there are broadcasts that it must have before it gets calls. */
+int shmi_dispatch_must_catch_up(shmi_dispatch_t *d, int h);
+/* Queue what is due for helpers that have not had all broadcasts. Returns their mask. */
+uint64_t shmi_dispatch_advance_helpers(shmi_dispatch_t *d);
+/* Send the file of an APPLY, which is about to be written to helper h. As shmi_passing_send. */
+int shmi_dispatch_pass_kept(shmi_dispatch_t *d, int h, shmi_frame_t *frame);
+/* Nobody waits for that helper any more: it is dead, or gets no calls again. */
+void shmi_dispatch_excuse(shmi_dispatch_t *d, int h);
 
 /* dispatch_replies.c */
 /* Every submitted call is counted once more: as answered (its outcome is on the way to its child,

@@ -31,6 +31,7 @@ shm_trace_record_t shmi_dispatch_life_of(const shmi_dispatch_t *d, const shmi_re
 void shmi_dispatch_answer(shmi_dispatch_t *d, uint32_t number, int status, uint64_t value,
                           uint64_t token, uint32_t started, uint32_t finished) {
   shmi_request_t *r = shmi_schedule_request(d->schedule, number);
+  if (shmi_dispatch_is_broadcast(&r->frame)) shmi_dispatch_broadcast_over(d, number);
   shmi_child_t *child = &d->children[r->frame.slot];
   shm_broker_stats_t *broker = d->scoreboard->broker;
   shm_child_stats_t *stats = &d->scoreboard->child_stats[r->frame.slot];

@@ -241,6 +241,8 @@ int shmi_process_table_admit_client(int index, shmi_process_t *client, uint32_t 
   strncpy(child->program, program, sizeof child->program - 1);
   int status = shmi_dispatch_add_child(table.dispatch, index, request_fd, reply_fd, client->pid);
   if (status == SHM_OK) status = watch(&child->process, WATCHED_CHILD, index);
+  int is_own = uid == geteuid() || uid == 0;
+  shmi_dispatch_let_broadcast(table.dispatch, index, is_own || table.config.group_may_broadcast);
   if (status != SHM_OK) {
     shmi_dispatch_remove_child(table.dispatch, index);
     shmi_process_forget(&child->process);

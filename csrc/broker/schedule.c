@@ -18,7 +18,10 @@ int shmi_schedule_create(shmi_schedule_t **out, const shmi_schedule_config_t *co
   shmi_schedule_t *s = reserve(sizeof *s);
   if (s == NULL) return SHM_ESYSTEM;
   s->config = *config;
-  s->capacity = (uint32_t)config->children * config->window;
+  /* Children may use all of theirs and wait for broadcasts: those run by requests of the dispatcher
+   * itself, one a helper, and one of each pool may outlive the child that sent it. */
+  s->capacity = (uint32_t)config->children * config->window +
+                (uint32_t)(config->helpers + config->pools);
   s->requests_bytes = ((size_t)s->capacity + 1) * sizeof *s->requests;
   s->queues_bytes = (size_t)(config->pools + config->helpers + 1) * SHMI_PRIORITIES *
                     (size_t)config->children * sizeof *s->queues;
@@ -103,22 +106,26 @@ uint32_t shmi_schedule_admit(shmi_schedule_t *s, const shmi_frame_t *frame, uint
 uint32_t shmi_schedule_enqueue(shmi_schedule_t *s, const shmi_frame_t *frame,
                                const shmi_function_t *function, uint64_t now_ns) {
   uint32_t number = shmi_schedule_admit(s, frame, now_ns);
-  if (number == SHMI_NONE) return SHMI_NONE;
+  if (number == SHMI_NONE || shmi_schedule_put(s, number, function, now_ns)) return number;
+  shmi_schedule_free(s, number);
+  return SHMI_NONE;
+}
+
+int shmi_schedule_put(shmi_schedule_t *s, uint32_t number, const shmi_function_t *function,
+                      uint64_t now_ns) {
   shmi_request_t *r = &s->requests[number];
+  const shmi_frame_t *frame = &r->frame;
   r->function = function;
   int domain = shmi_domain_of(s, frame);
-  if (domain < 0) {
-    shmi_schedule_free(s, number);
-    return SHMI_NONE;
-  }
+  if (domain < 0) return 0;
   r->domain = (uint8_t)domain;
   if (function->batch_delay_ns > 0 && frame->batch_key != 0 && function->batch_max_rows > 0 &&
       frame->rows < function->batch_max_rows && !shmi_request_is_gang(r) &&
       shmi_hold_put(s, number, now_ns)) {
-    return number;
+    return 1;
   }
   shmi_queue_put(s, number, 0);
-  return number;
+  return 1;
 }
 
 void shmi_schedule_free(shmi_schedule_t *s, uint32_t number) {

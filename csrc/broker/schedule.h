@@ -68,6 +68,7 @@ typedef struct shmi_request {
   uint32_t ticket;    /* gang: its number, once it was handed over */
   uint8_t gang_failed;  /* gang: whose failure that is */
   uint8_t gang_has_run; /* gang: some helper has begun it */
+  uint8_t has_effect;   /* broadcast: it has run on its first helper, and stands */
   uint32_t next, previous; /* in its queue */
   uint16_t batch;          /* messages handed over together */
   uint8_t helper;
@@ -98,6 +99,10 @@ shmi_request_t *shmi_schedule_request(shmi_schedule_t *schedule, uint32_t number
 uint32_t shmi_schedule_enqueue(shmi_schedule_t *schedule, const shmi_frame_t *frame,
                                const shmi_function_t *function, uint64_t now_ns);
 
+/* Queue a request that was admitted before. 0: all helpers that it is bound to are gone for good;
+ * the caller keeps it. */
+int shmi_schedule_put(shmi_schedule_t *schedule, uint32_t number, const shmi_function_t *function,
+                      uint64_t now_ns);
 /* A request that is not queued: it is answered at once, or handed over by the caller itself. */
 uint32_t shmi_schedule_admit(shmi_schedule_t *schedule, const shmi_frame_t *frame,
                              uint64_t now_ns);

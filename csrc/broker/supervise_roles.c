@@ -207,6 +207,9 @@ static void helper_ended(int index, int pid, int exit_status, int was_let_go) {
   uint64_t at_ns = shmi_clock_ns();
   shmi_victim_t victim;
   int was_asked = shmi_dispatch_helper_is_closed(dispatch, index);
+  if (shmi_dispatch_helper_is_condemned(dispatch, index) && helper->reason == SHM_REASON_NONE) {
+    helper->reason = SHM_REASON_BROADCAST;
+  }
   shmi_dispatch_remove_helper(dispatch, index, &victim);
   if (phase >= SHMI_PHASE_ENDING) return;
   if (phase != SHMI_PHASE_STARTING && was_let_go) {
@@ -214,7 +217,10 @@ static void helper_ended(int index, int pid, int exit_status, int was_let_go) {
     return;
   }
   helper->deaths++;
-  helper->short_deaths = in_a_row(helper->short_deaths, helper->started_ns, at_ns);
+  /* A helper that served until a broadcast failed there is no sign that its successors will fail. */
+  int has_served = helper->reason == SHM_REASON_BROADCAST && helper->was_reported_ready;
+  helper->short_deaths =
+      has_served ? 0 : in_a_row(helper->short_deaths, helper->started_ns, at_ns);
   int given_up = helper->short_deaths >= config->max_deaths;
   /* A broker that other programs rely on keeps trying; a launch ends. */
   int tries_on = given_up && config->persistent == SHM_UNTIL_TOLD;
@@ -418,8 +424,9 @@ void shmi_roles_end_hung(uint64_t at_ns, uint64_t *next_ns) {
   }
   for (int i = 0; i < config->helper_count; i++) {
     helper_record_t *helper = &helpers[i];
-    if (helper->kill_ns == 0 && shmi_process_table_helper_was_let_go(i) &&
-        shmi_dispatch_helper_is_closed(dispatch, i)) {
+    int is_to_end = shmi_process_table_helper_was_let_go(i) ||
+                    shmi_dispatch_helper_is_condemned(dispatch, i);
+    if (helper->kill_ns == 0 && is_to_end && shmi_dispatch_helper_is_closed(dispatch, i)) {
       helper->kill_ns = at_ns + config->grace_ns; /* it has nothing left to do but to end */
     }
     if (helper->kill_ns == 0 || shmi_process_table_helper_pid(i) == 0) continue;

@@ -40,6 +40,11 @@ static inline uint64_t to_broker_address(uint64_t address) {
   return address != 0 ? address + shmi_port.shift : 0;
 }
 
+static uint8_t flags_of(const shm_call_config_t *config) {
+  if (config->broadcast) return SHMI_FRAME_BROADCAST;
+  return config->gang ? SHMI_FRAME_GANG : 0;
+}
+
 static void fill_call(shmi_frame_t *frame, const shm_call_config_t *config, uint64_t params,
                       uint64_t sequence, uint64_t deadline_ns) {
   *frame = (shmi_frame_t){.msg = {.func_ptr = (shm_func_t)(uintptr_t)config->function,
@@ -48,7 +53,7 @@ static void fill_call(shmi_frame_t *frame, const shm_call_config_t *config, uint
                           .pool = config->pool,
                           .kind = SHMI_FRAME_CALL,
                           .priority = config->priority,
-                          .flags = config->gang ? SHMI_FRAME_GANG : 0,
+                          .flags = flags_of(config),
                           .rows = config->rows,
                           .batch_key = config->batch_key,
                           .deadline_ns = deadline_ns,

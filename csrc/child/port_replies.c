@@ -190,8 +190,8 @@ static uint64_t token_of_ask(const shmi_frame_t *frame) {
 }
 
 static int gang_state_in(const shmi_frame_t *frame) {
-  if ((frame->flags & SHMI_FRAME_GANG) == 0) return SHM_GANG_NONE;
-  return (frame->flags & SHMI_FRAME_COMMITTED) != 0 ? SHM_GANG_COMMITTED : SHM_GANG_ABORTED;
+  if ((frame->flags & SHMI_FRAME_COMMITTED) != 0) return SHM_GANG_COMMITTED;
+  return (frame->flags & SHMI_FRAME_GANG) != 0 ? SHM_GANG_ABORTED : SHM_GANG_NONE;
 }
 
 static void settle_frames(const shmi_frame_t *frames, int count, int led_by_drainer) {

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 
 #include "base/clock.h"
 #include "base/descriptor.h"
@@ -25,7 +26,8 @@ enum {
 
 static struct port {
   int down_fd, up_fd, files_fd;
-  uint32_t arenas_due;  /* memory files that wait in files_fd */
+  uint32_t files_due;   /* memory files that wait in files_fd */
+  int kept_fd;          /* the file of the APPLY that comes next; -1: none */
   uint32_t clear_head, clear_count;
   int helper;
   int stopping; /* end of file was seen: what is queued is still served */
@@ -49,7 +51,7 @@ static struct port {
   uint64_t last_take[SHM_MAX_BATCH];
   uint64_t deferred_began_ns; /* when the work after an answer began; 0: there is none */
   shmi_frame_t replies[REPLIES];
-} port = {.down_fd = -1, .up_fd = -1, .files_fd = -1, .helper = -1};
+} port = {.down_fd = -1, .up_fd = -1, .files_fd = -1, .kept_fd = -1, .helper = -1};
 
 static int flush(void) {
   uint32_t count = port.reply_count;
@@ -87,7 +89,11 @@ static int look(int64_t timeout_ns) {
   for (int i = 0; i < got; i++) {
     if ((frames[i].flags & SHMI_FRAME_NEW_ARENA) != 0) {
       has_heard = 1;
-      port.arenas_due++;
+      port.files_due++;
+    }
+    if (frames[i].kind == SHMI_FRAME_APPLY) {
+      has_heard = 1;
+      port.files_due++;
     }
     if (frames[i].kind == SHMI_FRAME_GONE) {
       has_heard = 1;
@@ -120,12 +126,17 @@ static void publish_executing(void) {
   atomic_store_explicit(&port.page->executing, value, memory_order_release);
 }
 
+/* Whether it runs a function, in its turn. */
+static int is_run(const shmi_frame_t *frame) {
+  return frame->kind == SHMI_FRAME_CALL || frame->kind == SHMI_FRAME_APPLY;
+}
+
 /* Advance to the lowest call that was begun and has not ended: later calls may have ended before
  * it, and some numbers between them belong to other messages. */
 static void skip_finished(void) {
   while (port.lowest <= port.highest) {
     const shmi_frame_t *frame = &port.taken[port.lowest % QUEUE];
-    if (frame->delivery == port.lowest && frame->kind == SHMI_FRAME_CALL) return;
+    if (frame->delivery == port.lowest && is_run(frame)) return;
     port.lowest++;
   }
 }
@@ -202,7 +213,7 @@ int shm_helper_finish(uint64_t delivery, int status, uint64_t value) {
   outcome->started_units = started;
   outcome->finished_units = finished;
   atomic_store_explicit(&outcome->delivery, delivery, memory_order_release);
-  if (call->kind == SHMI_FRAME_CALL) {
+  if (is_run(call)) {
     port.begun--;
     skip_finished();
     publish_executing();
@@ -225,13 +236,22 @@ int shm_helper_finish(uint64_t delivery, int status, uint64_t value) {
   return SHM_OK;
 }
 
-/* A binding's block begins with its own length: read it once, and check it against the arena of the
- * child that sent the message. */
-static int block_bytes_of(const shmi_frame_t *frame, uint64_t address, uint32_t *bytes) {
+/* Whether the function is known; others are told that this helper runs it. */
+static int note_function(const shmi_frame_t *frame, const shmi_function_t **out) {
   const shmi_function_t *function =
       shmi_function_table_find((uint64_t)(uintptr_t)frame->msg.func_ptr);
   if (function == NULL) return SHM_EBAD_FUNCTION;
   port.function[frame->delivery % QUEUE] = (uint16_t)(function->index + 1);
+  if (out != NULL) *out = function;
+  return SHM_OK;
+}
+
+/* A binding's block begins with its own length: read it once, and check it against the arena of the
+ * child that sent the message. */
+static int block_bytes_of(const shmi_frame_t *frame, uint64_t address, uint32_t *bytes) {
+  const shmi_function_t *function;
+  int status = note_function(frame, &function);
+  if (status != SHM_OK) return status;
   *bytes = (uint32_t)function->params_bytes;
   if (function->func == NULL) {
     *bytes = __atomic_load_n((const uint32_t *)(uintptr_t)address, __ATOMIC_RELAXED);
@@ -261,8 +281,44 @@ static void begin(const shmi_frame_t *frame, shm_work_t *work) {
     work->ticket = frame->ticket;
     work->rows = 1;
     work->kind = SHM_WORK_GANG;
+  } else if (frame->kind == SHMI_FRAME_APPLY || (frame->flags & SHMI_FRAME_BROADCAST) != 0) {
+    work->kind = frame->kind == SHMI_FRAME_APPLY ? SHM_WORK_APPLY : SHM_WORK_BROADCAST;
+    work->token = frame->version;
   }
 }
+
+/* The block of a call, or a gang's. An APPLY names the block of the program that broadcasts, if
+ * that is still there, and needs it only to report a failure. */
+static int find_block(const shmi_frame_t *frame, shm_work_t *work) {
+  int is_apply = frame->kind == SHMI_FRAME_APPLY;
+  int status = is_apply && work->params == 0
+                   ? note_function(frame, NULL)
+                   : block_bytes_of(frame, work->params, &work->block_bytes);
+  if (!is_apply || status != SHM_EBAD_PARAMS) return status;
+  work->params = work->block_bytes = 0;
+  return SHM_OK;
+}
+
+/* ---- broadcasts ---- */
+
+int shm_broadcast_publish(int fd) {
+  if (port.helper < 0) return SHM_ENOT_HELPER;
+  int status;
+  /* The parent takes it once it has our answer to this call, and the socket is empty until then.
+   * Only other processes of this user could have too many descriptors in transit. */
+  while ((status = shmi_arena_pass_other(fd, port.files_fd)) == SHM_EAGAIN) {
+    struct timespec moment = {.tv_nsec = 1000000};
+    nanosleep(&moment, NULL);
+  }
+  return status;
+}
+
+int shm_broadcast_take(void) {
+  int fd = port.kept_fd;
+  port.kept_fd = -1;
+  return fd;
+}
+
 
 /* That arena has no occupant any more: give back its memory, even if processes that the last
  * occupant forked still map it. Pages that a driver has pinned are freed when it unpins them. */
@@ -277,12 +333,15 @@ static void clear(const shmi_frame_t *frame) {
   shm_helper_finish(frame->delivery, is_good ? SHM_OK : SHM_EBAD_PARAMS, 0);
 }
 
-/* Slots have new occupants: map their memory files. The host was told before (SHM_EINTR) and has
+/* Take the files that were sent. Slots have new occupants: map their memory files. The host was told before (SHM_EINTR) and has
  * released what it kept of the old ones. No queued call belongs to an old occupant. */
-static int settle_arenas(void) {
-  for (; port.arenas_due > 0; port.arenas_due--) {
-    int child = shmi_arena_take(port.files_fd);
+static int settle_files(void) {
+  for (; port.files_due > 0; port.files_due--) {
+    int fd = -1, child = shmi_arena_take(port.files_fd, &fd);
     if (child < 0) return child; /* this helper ends, and another one gets the calls that need it */
+    if (fd < 0) continue;
+    shmi_descriptor_close(&port.kept_fd);
+    port.kept_fd = fd;
   }
   for (; port.clear_count > 0; port.clear_count--) {
     clear(&port.clears[port.clear_head++ % QUEUE]);
@@ -338,7 +397,7 @@ static int take_batch(shm_work_t *works, int max) {
     begin(frame, &work);
     int status = enter_gang(frame, &work);
     uint64_t value = status == SHM_EABORTED ? SHMI_GANG_NOT_BEGUN : 0;
-    if (status == SHM_OK) status = block_bytes_of(frame, work.params, &work.block_bytes);
+    if (status == SHM_OK) status = find_block(frame, &work);
     if (status != SHM_OK || good == max) {
       shm_helper_finish(frame->delivery, status != SHM_OK ? status : SHM_EBAD_FRAME, value);
       continue;
@@ -403,8 +462,8 @@ int shm_helper_take(shm_work_t *works, int max, int64_t timeout_ns) {
   if (port.deferred_began_ns != 0) end_deferred();
   port.taken_count = 0;
   if (max < 1) return SHM_EBAD_SIZE;
-  if (port.arenas_due > 0 || port.clear_count > 0) {
-    int status = settle_arenas();
+  if (port.files_due > 0 || port.clear_count > 0) {
+    int status = settle_files();
     if (status != SHM_OK) return status;
   }
   for (;;) {
@@ -468,7 +527,8 @@ int shmi_helper_port_serve(void) {
     for (int i = 0; i < count; i++) {
       const shmi_function_t *function = shmi_function_table_find(works[i].function);
       port.serving_slot = works[i].slot;
-      if (works[i].kind == SHM_WORK_GROW || function == NULL || function->func == NULL) {
+      int is_plain = works[i].kind == SHM_WORK_CALL || works[i].kind == SHM_WORK_GANG;
+      if (!is_plain || function == NULL || function->func == NULL) {
         status = SHM_EBAD_FUNCTION;
         continue;
       }
@@ -504,5 +564,6 @@ void shmi_helper_port_close(void) {
   shmi_descriptor_close(&port.down_fd);
   shmi_descriptor_close(&port.up_fd);
   shmi_descriptor_close(&port.files_fd);
+  shmi_descriptor_close(&port.kept_fd);
   port.helper = -1;
 }

@@ -6,7 +6,7 @@
  * the frame and of given bounds.
  *
  * Directions:   child -> dispatcher   CALL, GROW, CANCEL
- *               dispatcher -> helper  CALL, GROW, CLEAR, GONE
+ *               dispatcher -> helper  CALL, APPLY, GROW, CLEAR, GONE
  *               helper -> dispatcher  REPLY, READY
  *               dispatcher -> child   REPLY
  *
@@ -24,7 +24,8 @@ enum shmi_frame_kind {
   SHMI_FRAME_REPLY = 4,  /* how the call ended */
   SHMI_FRAME_READY = 5,  /* a helper's session is made, or could not be made */
   SHMI_FRAME_CLEAR = 6,  /* to a helper: give back result.token bytes of memory at result.value */
-  SHMI_FRAME_GONE = 7    /* to a helper: a child has left; the scoreboard says which. No answer */
+  SHMI_FRAME_GONE = 7,   /* to a helper: a child has left; the scoreboard says which. No answer */
+  SHMI_FRAME_APPLY = 8   /* to a helper: run msg.func_ptr on the kept file that was sent before it */
 };
 
 enum shmi_frame_flag {
@@ -32,7 +33,10 @@ enum shmi_frame_flag {
   SHMI_FRAME_GANG = 2, /* to run on every helper of the placement mask at once */
   SHMI_FRAME_NEW_ARENA = 4, /* to a helper: first map the memory file that was sent for its slot */
   SHMI_FRAME_TO_PASS = 8,   /* within the dispatcher: that memory file has not been sent yet */
-  SHMI_FRAME_COMMITTED = 16 /* reply of a gang: what it did stands, whatever the status */
+  SHMI_FRAME_COMMITTED = 16, /* reply of a gang or a broadcast: what it did stands, whatever the
+                                status */
+  SHMI_FRAME_BROADCAST = 32, /* to run once on each helper of the pool; see dispatch_broadcasts.c */
+  SHMI_FRAME_FILE_TO_PASS = 64 /* within the dispatcher: an APPLY's file has not been sent yet */
 };
 
 enum { SHMI_PRIORITIES = 4 };
@@ -64,6 +68,7 @@ typedef struct shmi_frame {
   union {
     uint64_t deadline_ns; /* from a child: absolute, CLOCK_MONOTONIC; 0: none */
     uint64_t members;     /* of a gang, to a helper: mask of the helpers that run it */
+    uint64_t version;     /* of a broadcast, to a helper: the pool's, once it has run */
   };
   union {
     uint64_t placement; /* from a child: mask of helpers that may run it; 0: any */

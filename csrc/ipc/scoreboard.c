@@ -370,6 +370,13 @@ int shm_get_broker_stats(shm_broker_stats_t *stats) {
   return end_reading(SHM_OK);
 }
 
+uint64_t shm_broadcast_version(int pool) {
+  if (pool < 0 || pool >= SHM_MAX_POOLS || !begin_reading()) return 0;
+  uint64_t version = __atomic_load_n(&scoreboard.broker->pool_version[pool], __ATOMIC_ACQUIRE);
+  end_reading(SHM_OK);
+  return version;
+}
+
 int shm_get_child_stats(int child, shm_child_stats_t *stats) {
   if (!begin_reading()) return SHM_ENOT_RUNNING;
   if (child < 0 || child >= scoreboard.children) return end_reading(SHM_EBAD_CONFIG);

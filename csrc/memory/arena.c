@@ -171,7 +171,7 @@ void shmi_arena_dump(int wanted) { dumped = wanted; }
 
 /* Arenas hold the programs' data, which should not land on disk because a helper crashed. Writing
  * large arenas would also take long. */
-static void leave_out_of_dumps(void *at, size_t bytes) {
+void shmi_arena_leave_out_of_dumps(void *at, size_t bytes) {
   if (!dumped) madvise(at, bytes, MADV_DONTDUMP);
 }
 
@@ -193,7 +193,7 @@ int shmi_arena_join(int fd, int child, uint64_t broker_address, size_t bytes) {
     shmi_error_detail_errno("mapping an arena");
     return SHM_ESYSTEM;
   }
-  leave_out_of_dumps(made, bytes);
+  shmi_arena_leave_out_of_dumps(made, bytes);
   plan = (shmi_arena_plan_t){.children = 1, .arena_bytes = bytes};
   reservation = made;
   reservation_bytes = bytes;
@@ -221,7 +221,7 @@ static int map_region(int fd, uint64_t address, size_t bytes) {
     shmi_error_detail_errno("mapping an arena");
     return SHM_ESYSTEM;
   }
-  leave_out_of_dumps(at, bytes);
+  shmi_arena_leave_out_of_dumps(at, bytes);
   if (plan.huge_pages) madvise(at, bytes, MADV_HUGEPAGE); /* the kernel may not have any */
   return SHM_OK;
 }
@@ -263,18 +263,29 @@ typedef struct passed {
   uint64_t child;
 } passed_t;
 
+#define OF_NO_CHILD UINT64_MAX /* the file that was passed is no arena's */
+
+int shmi_arena_pass_other(int fd, int socket_fd) {
+  passed_t which = {.child = OF_NO_CHILD};
+  return shmi_passing_send(socket_fd, &which, sizeof which, &fd, 1);
+}
+
 int shmi_arena_pass(int child, int socket_fd) {
   passed_t which = {.version = versions[child], .child = (uint64_t)child};
   return shmi_passing_send(socket_fd, &which, sizeof which, &arena_fds[child], 1);
 }
 
-int shmi_arena_take(int socket_fd) {
+int shmi_arena_take(int socket_fd, int *other_fd) {
   passed_t which;
   int fd, count;
   do {
     count = shmi_passing_receive(socket_fd, &which, sizeof which, &fd, 1);
   } while (count == SHM_EINTR);
   if (count < 0) return count;
+  if (count == 1 && which.child == OF_NO_CHILD) {
+    *other_fd = fd;
+    return plan.children;
+  }
   int child = which.child < (uint64_t)plan.children ? (int)which.child : -1;
   int status = count == 1 && child >= 0
                    ? map_region(fd, shmi_arena_address(child), plan.arena_bytes)

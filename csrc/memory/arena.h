@@ -50,8 +50,14 @@ int shmi_arena_renew(int child);
 uint64_t shmi_arena_version(int child);
 /* In the parent: send it to the helper at the other end of the socket. As shmi_passing_send. */
 int shmi_arena_pass(int child, int socket_fd);
-/* In that helper: map the next one in place of the old. Which child's, or a negative status. */
-int shmi_arena_take(int socket_fd);
+/* Send it a memory file that is no arena's, in turn with those that are. */
+int shmi_arena_pass_other(int fd, int socket_fd);
+/* In that helper: map the next one in place of the old. Which child's, or a negative status. If the
+ * next one is no arena's, *other_fd gets its descriptor, which belongs to the caller from then on,
+ * and the count of arenas is returned. */
+int shmi_arena_take(int socket_fd, int *other_fd);
+/* What is mapped there holds programs' data: omit it from core dumps, unless they are wanted. */
+void shmi_arena_leave_out_of_dumps(void *at, size_t bytes);
 /* Unmap everything and close the memfds, in whatever role. */
 void shmi_arena_destroy(void);
 /* Forget the reservation without unmapping it: the heap does that later. */

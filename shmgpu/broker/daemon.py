@@ -79,7 +79,7 @@ def up(
         slots: how many programs may be joined at once.
         group: numeric id of a group that may join, too.
         trust_group: let its members call functions with ``pickle=True``, by which they can run any
-            code as the user of this broker.
+            code as the user of this broker; and broadcast, which lasts when they have left.
         quotas_file: what users and programs may use at most; ``shmgpu/quotas.toml`` in the user's
             directory of configuration, where there is one. Read again on SIGHUP.
         idle_timeout: seconds after which it ends by itself when nobody has been joined, and no call
@@ -173,6 +173,7 @@ def up(
             ),
             core.UNTIL_TOLD,
             group=group or 0,
+            trusts_group=trusted,
             idle_timeout=idle_timeout,
         )
     finally:
@@ -203,6 +204,7 @@ def serve(
     persistent: int,
     *,
     group: int = 0,
+    trusts_group: bool = False,
     idle_timeout: float = 0.0,
 ) -> None:
     """Run the broker behind that endpoint to its end, and raise what :func:`up` does."""
@@ -219,6 +221,7 @@ def serve(
             listener_fd=listener.fileno(),
             manifest_fd=descriptor,
             listener_gid=group,
+            group_may_broadcast=trusts_group,
             idle_ns=int(idle_timeout * 1e9),
             **plan.for_core(),
         )

@@ -88,6 +88,7 @@ class Causes:
             core.REASON_HUNG: f"a call exceeded its function's hang_after: {how}",
             core.REASON_PROTOCOL: f"it broke the protocol again and again: {how}",
             core.REASON_ENDING: f"told to end: {how}",
+            core.REASON_BROADCAST: f"a broadcast failed there: {how}",
         }
         if event["reason"] in ended_by_us:
             return ended_by_us[event["reason"]]

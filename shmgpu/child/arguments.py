@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from shmgpu import core
+from shmgpu.child.broadcast_calls import BroadcastCall, BroadcastPlan
 from shmgpu.child.memory import Arena
 from shmgpu.child.plans import Call, CallPlan, PlanTable
 from shmgpu.child.raw_calls import RawCall, RawCallPlan
@@ -20,7 +21,7 @@ from shmgpu.codec import arrays, dtypes, layout
 from shmgpu.codec.arrays import ArraySource, ArraySpec
 from shmgpu.codec.layout import RESULT_AT, TreeLayout
 from shmgpu.codec.pytree import CHEAP_TYPES, flatten
-from shmgpu.errors import BadFunction, BadParams
+from shmgpu.errors import BadFunction, BadParams, ConfigError
 
 _ndarray = np.ndarray
 _address_of = core.address_of
@@ -235,6 +236,26 @@ class Arguments:
             self._apply(call, target, options)
         return call
 
+    def prepare_broadcast(
+        self, target: CallTarget, args: tuple[Any, ...], kwargs: Any, options: CallOptions | None
+    ) -> BroadcastCall:
+        """As :meth:`prepare`, for a call that runs on each helper of the pool."""
+        if target.plans_port is not self:
+            self._adopt(target)
+        if target.out is not None:
+            raise ConfigError(
+                f"{target.name} is declared with out=, and nobody gets the result of a broadcast: "
+                "broadcast a function without it"
+            )
+        if options is not None and (options.placement or options.out is not None):
+            raise ConfigError(
+                f"a broadcast of {target.name} runs on all helpers of its pool and gives no "
+                "result: omit helpers= and out="
+            )
+        call = self._prepare_any(target, args, kwargs, options, plans=BroadcastPlan)
+        assert isinstance(call, BroadcastCall)
+        return call
+
     def _copy_in(self, call: Call, index: int, memory: Any) -> int:
         """Copy an argument into the arena that does not lie there: where it lies from now on."""
         spec = call.plan.arguments.specs[index]
@@ -252,7 +273,7 @@ class Arguments:
             self._adopt(target)
         plan = target.plans.get(arity)
         if plan is None:
-            plan = RawCallPlan(target.row, self._pool(target), arity, target.name, self._port)
+            plan = RawCallPlan(target.row, self.pool_of(target), arity, target.name, self._port)
             target.plans.add(arity, plan)
         call = plan.idle.pop() if plan.idle else RawCall(plan, self.arena)
         assert isinstance(call, RawCall)
@@ -266,7 +287,7 @@ class Arguments:
         except IndexError:
             if self.arena.set_aside > self._may_keep // 4:
                 self._trim()
-            return Call(plan, self.arena)
+            return plan.new_call(self.arena)
 
     def _apply(self, call: Call, target: CallTarget, options: CallOptions | None) -> None:
         timeout = target.timeout
@@ -288,6 +309,7 @@ class Arguments:
         kwargs: dict[str, Any],
         options: CallOptions | None,
         key: Any = None,
+        plans: type[CallPlan] = CallPlan,
     ) -> Call:
         """The general way: any tree of arguments, copies where they are needed."""
         if self.arena.set_aside > self._may_keep // 4:
@@ -305,12 +327,13 @@ class Arguments:
         specs = tuple([source.spec for source in sources])
         out = None if options is None else options.out
         declared = self._declared(target, args, kwargs, out)
-        full = (structure, specs, as_torch, made, None if declared is None else declared.encoded)
+        promised = None if declared is None else declared.encoded
+        full = (plans, structure, specs, as_torch, made, promised)
         plan = target.plans.get(full)
         if plan is None:
-            plan = CallPlan(
+            plan = plans(
                 target.row,
-                self._pool(target),
+                self.pool_of(target),
                 TreeLayout(structure, specs),
                 declared,
                 as_torch,
@@ -385,7 +408,7 @@ class Arguments:
         """First call of a function through this port."""
         if not target.row:
             raise BadFunction(target.why_unknown())
-        self._pool(target)
+        self.pool_of(target)
         target.plans = PlanTable()
         if target.signatures is not None:
             target.signatures = []
@@ -394,7 +417,12 @@ class Arguments:
         if self.when_adopted is not None:
             self.when_adopted(target)
 
-    def _pool(self, target: CallTarget) -> int:
+    def pool_of(self, target: CallTarget) -> int:
+        """The number of the pool that runs it.
+
+        Raises:
+            BadFunction: there is no pool of that name.
+        """
         if target.pool is None:
             return 0
         try:

@@ -112,6 +112,10 @@ class CallPlan:
         """Layout that the next result is expected to have."""
         return self.signature.hint
 
+    def new_call(self, arena: Arena) -> Call:
+        """A call of this signature."""
+        return Call(self, arena)
+
     def expect(self, hint: TreeLayout | None) -> None:
         """From now on promise helpers a result of this layout."""
         self.signature = Promise(

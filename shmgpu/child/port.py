@@ -51,6 +51,7 @@ import numpy as np
 from shmgpu import core
 from shmgpu.child import quick
 from shmgpu.child.arguments import Arguments, CallOptions, CallTarget
+from shmgpu.child.broadcast_calls import BroadcastCall
 from shmgpu.child.gang_calls import GangCall
 from shmgpu.child.memory import Arena
 from shmgpu.child.plans import MAX_IDLE, Call
@@ -172,8 +173,8 @@ class Port(Replies):
             self.pump()
         return result
 
-    def send(self, call: RawCall | GangCall, target: CallTarget, keep: Any) -> Any:
-        """Send a raw call and wait: the output buffer, with its result; raises what went wrong.
+    def send(self, call: RawCall | GangCall | BroadcastCall, target: CallTarget, keep: Any) -> Any:
+        """Send such a call and wait: the output buffer, with its result; raises what went wrong.
 
         Of a gang's call it is a list of them, by rank.
 
@@ -185,7 +186,7 @@ class Port(Replies):
         reply.sequence = 0
         output = call.result
         try:
-            status = self._call(call.config, call.address, 0, reply)
+            status = self._call(call.config, call.address, call.deadline_ns, reply)
             if status < 0:
                 status = self._go_on(call, target, status)
         except BaseException:
@@ -200,6 +201,28 @@ class Port(Replies):
         else:
             self._finish(call, status)
         return output
+
+    def broadcast(
+        self,
+        target: CallTarget,
+        args: tuple[Any, ...],
+        kwargs: Any,
+        options: CallOptions | None = None,
+    ) -> int:
+        """Call on each helper of the pool and wait for all: the pool's version from then on."""
+        call = self.arguments.prepare_broadcast(target, args, kwargs, options)
+        self.arguments.allocate_output(call)
+        try:
+            self.send(call, target, (args, kwargs))
+        except ShmError as error:
+            raise call.error_of(error) from error.__cause__
+        version = int(call.reply.value)
+        call.release()
+        return version
+
+    def version(self, target: CallTarget) -> int:
+        """How many broadcasts have taken effect in the function's pool."""
+        return self.transport.version(self.arguments.pool_of(target))
 
     def go_on_prepared(
         self, target: CallTarget, ready: PreparedCall, addresses: tuple[int, ...], status: int

@@ -16,7 +16,7 @@ from shmgpu.codec import arrays, layout
 from shmgpu.codec.arrays import ArraySource, ArraySpec
 from shmgpu.codec.layout import TreeLayout
 from shmgpu.codec.pytree import flatten
-from shmgpu.errors import BadParams, RemoteError, ShmError
+from shmgpu.errors import ArenaFull, BadParams, RemoteError
 
 
 def result_of(call: Call, status: int, value: int, cause: BaseException | None) -> Any:
@@ -26,6 +26,11 @@ def result_of(call: Call, status: int, value: int, cause: BaseException | None) 
     if status == core.EREMOTE:
         raise _read_error(call, value, cause)
     name = core.function_name(call.plan.row)
+    if status == core.ENO_MEMORY and value:
+        raise ArenaFull(
+            f"{name}: there is no memory to keep what is broadcast: "
+            f"{_read_error(call, value, None).message}"
+        )
     if status == core.ETIMEOUT:
         raise core.error_of(core.ETIMEOUT, name)
     if status == core.EBAD_PARAMS and value == core.UNREADABLE:
@@ -76,7 +81,7 @@ def _leaf(buffer: Any, offset: int, spec: ArraySpec, plan: CallPlan) -> Any:
     return arrays.numpy_view(buffer, offset, spec)
 
 
-def _read_error(call: Call, value: int, cause: BaseException | None) -> ShmError:
+def _read_error(call: Call, value: int, cause: BaseException | None) -> RemoteError:
     try:
         _, values, _ = layout.read_result(call.result, value, False)
         type_name, message, traceback_text = values

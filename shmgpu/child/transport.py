@@ -61,6 +61,9 @@ class Transport(Protocol):
     def take_growing(self, inbox: deque[Any], /) -> None:
         """The same for all that ask for a larger output buffer."""
 
+    def version(self, pool: int, /) -> int:
+        """As shm_broadcast_version."""
+
     def outstanding(self) -> int:
         """Messages that are out."""
 
@@ -78,6 +81,7 @@ class BrokerTransport:
     cancel = staticmethod(core.port_cancel)
     submit = staticmethod(core.port_submit)
     outstanding = staticmethod(core.port_outstanding)
+    version = staticmethod(core.broadcast_version)
     immediate = False
     last_error: BaseException | None = None
 

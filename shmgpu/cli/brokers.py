@@ -46,7 +46,8 @@ def add_up(commands: Commands) -> None:
     add(
         "--trust-group",
         action="store_true",
-        help="let its members call functions with pickle=True, and so run code as you",
+        help="let its members call functions with pickle=True, and so run code as you; and "
+        "broadcast",
     )
     add("--quotas", metavar="FILE", help="a TOML file that limits what users and programs may use")
     add(

@@ -6,6 +6,7 @@ knows cffi.
 """
 
 # ruff: noqa: F403 - all public names of the files
+from shmgpu.core.broadcasts import *
 from shmgpu.core.constants import *
 from shmgpu.core.gangs import *
 from shmgpu.core.hosting import *

@@ -27,6 +27,7 @@ NO_HELPER: int = lib.SHM_NO_HELPER  # in a trace record
 FRAME_BYTES: int = lib.SHM_FRAME_BYTES  # what a message takes of a pipe
 UNIT_NS: int = lib.SHM_UNIT_NS  # of started_units and finished_units in a trace record
 ALIGNMENT: int = lib.SHM_ALIGNMENT  # of blocks of an arena
+BROADCAST_REPORT_BYTES: int = lib.SHM_BROADCAST_REPORT_BYTES
 GUARD_BYTES: int = lib.SHM_GUARD_BYTES  # addresses between two arenas without huge pages
 
 ROLE_NONE: int = lib.SHM_ROLE_NONE

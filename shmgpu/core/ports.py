@@ -63,10 +63,12 @@ def new_call_config(
     placement: int = 0,
     port: int = 0,
     gang: bool = False,
+    broadcast: bool = False,
 ) -> Any:
     """What does not change between calls of one signature; .batch_key and .rows may be set."""
     config = ffi.new("shm_call_config_t *")
     config.gang = gang
+    config.broadcast = broadcast
     config.port = port
     config.function = function
     config.pool = pool
@@ -103,7 +105,11 @@ helper_finish: Callable[[int, int, int], int] = lib.shm_helper_finish
 helper_go_on: Callable[[], int] = lib.shm_helper_go_on
 helper_goes_on: Callable[[int], int] = lib.shm_helper_goes_on
 
-WORK_GANG: int = lib.SHM_WORK_GANG  # a kind of work; any other kind that is not 0 is a grow
+# Kinds of work that are no plain calls.
+WORK_GROW: int = lib.SHM_WORK_GROW
+WORK_GANG: int = lib.SHM_WORK_GANG
+WORK_BROADCAST: int = lib.SHM_WORK_BROADCAST
+WORK_APPLY: int = lib.SHM_WORK_APPLY
 WORK_FORMAT = format_of("shm_work_t")
 WORK_BYTES: int = ffi.sizeof("shm_work_t")
 # What one call alone needs of it.

@@ -48,6 +48,7 @@ EPLACEMENT: int = lib.SHM_EPLACEMENT
 EHELPER_GONE: int = lib.SHM_EHELPER_GONE
 EABORTED: int = lib.SHM_EABORTED
 EBAD_GANG: int = lib.SHM_EBAD_GANG
+ENOT_ALLOWED: int = lib.SHM_ENOT_ALLOWED
 
 # Value of a reply whose status is EBAD_PARAMS: the block lies in the arena, but the function cannot
 # read it. 0: it does not lie in the arena.
@@ -82,6 +83,7 @@ _ERRORS: dict[int, type[errors.ShmError]] = {
     ETOO_LARGE: errors.ResultTooLarge,
     EABORTED: errors.GangAborted,
     EBAD_GANG: errors.BadParams,
+    ENOT_ALLOWED: errors.NotAllowed,
 }
 
 

@@ -70,6 +70,8 @@ class Helper:
             not known, or if calls run as a batch.
         pool: name of the helper's pool.
         generation: how many processes have held this slot, this one included.
+        version: how many broadcasts its pool has had, as far as this helper has had them; see
+            :func:`shmgpu.broadcast`. It never falls, and callers may be told it with a result.
         calls: how many calls are being run as one batch; 1 for a call by itself.
         caller: (number, generation) of the child whose call runs, for functions that keep
             something for each child.
@@ -90,6 +92,7 @@ class Helper:
         "pool",
         "room",
         "session",
+        "version",
         "when_children_leave",
     )
 
@@ -102,6 +105,7 @@ class Helper:
         self.out: Any = None
         self.room: Any = None
         self.calls = 1
+        self.version = 0
         self.caller = (0, 0)
         self.when_children_leave: list[Callable[[], None]] = []
         self.later: list[tuple[Callable[[], None], Callable[[BaseException], None] | None]] = []

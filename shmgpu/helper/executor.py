@@ -119,9 +119,9 @@ class Executor:
         """Run one call that the helpers of ``mask`` run at once, as one of them."""
         assert self._backends is not None
         self._gang = GangMember(mask, ticket, self.helper.id, self._backends)
-        self.writer.parks = False  # a gang parks nothing: its members end together
         try:
-            outcome = self.serve(function, block, slot, generation, sequence)
+            with self.writer.parking_nothing():
+                outcome = self.serve(function, block, slot, generation, sequence)
             if outcome == _DONE:
                 self._gang.settle()
             return outcome
@@ -129,7 +129,6 @@ class Executor:
             return core.EABORTED, 0
         finally:
             self._gang = None
-            self.writer.parks = True
 
     def _serve_decoded(
         self, target: ServedFunction, call: DecodedCall, key: Key
@@ -146,7 +145,7 @@ class Executor:
                         arguments[place] = leaf
                 result = target.body(self.helper, *arguments)
             else:
-                result = self._run(target, call)
+                result = self.run(target, call)
             one = call.out_torch
             if (
                 one is not None
@@ -195,8 +194,8 @@ class Executor:
             return None
         return call.out_torch.detach()
 
-    def _run(self, target: ServedFunction, call: DecodedCall) -> Any:
-        """Call the function the general way."""
+    def run(self, target: ServedFunction, call: DecodedCall) -> Any:
+        """Call the function the general way: what it returns."""
         leaves = self._leaves(target, call)
         args, kwargs = call.tree.build(leaves, call.values)
         helper = self.helper
@@ -258,13 +257,21 @@ class Executor:
         """Write what a function raised to where its result would go."""
         if self._gang is not None and isinstance(error, GangAborted):
             return core.EABORTED, 0  # another member is the reason, and reports it
+        return self.put_failure(call, error, key)
+
+    def put_failure(
+        self, call: DecodedCall | RawRequest | None, error: BaseException, key: Key
+    ) -> tuple[int, int]:
+        """The same; None: nobody waits for it."""
         self._look_at(error)
+        if call is None:
+            return core.EREMOTE, 0
         try:
             text = "".join(
                 traceback.format_exception(type(error), error, user_frames(error, __file__))
             )
             message = _message(error)
-            if self._gang is None:
+            if self.writer.parks:
                 text = text[-MAX_TRACEBACK:]
             else:  # what does not fit the output buffer is not reported
                 message = message[: call.output_bytes // 8]

@@ -13,6 +13,7 @@ from collections import deque
 from typing import Any
 
 from shmgpu import core
+from shmgpu.helper.broadcasts import Broadcasts
 from shmgpu.helper.executor import Executor
 
 
@@ -25,6 +26,8 @@ class InlineTransport:
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
         self.last_error: BaseException | None = None
+        self._broadcasts = Broadcasts(executor, lambda descriptor: core.OK)
+        self._versions: dict[int, int] = {}  # by pool
         self._lock = threading.RLock()  # one helper serves one call at a time
         self._sequence = 0
         self._ends: deque[Any] = deque()
@@ -42,9 +45,11 @@ class InlineTransport:
             size = int.from_bytes(executor.memory[offset : offset + 4], "little")
             outer, executor.helper.later = executor.helper.later, []  # a function may call another
             try:
-                status, value = executor.serve(
-                    int(config.function), executor.read(params, size), 0, 0, sequence
-                )
+                function, block = int(config.function), executor.read(params, size)
+                if config.broadcast:
+                    status, value = self._broadcast(int(config.pool), function, block, sequence)
+                else:
+                    status, value = executor.serve(function, block, 0, 0, sequence)
                 executor.device.finish()
                 self.last_error = executor.last_error
                 executor.do_later()
@@ -53,6 +58,19 @@ class InlineTransport:
             if isinstance(self.last_error, (KeyboardInterrupt, SystemExit)):
                 raise self.last_error
             return sequence, status, value
+
+    def _broadcast(self, pool: int, function: int, block: bytes, sequence: int) -> tuple[int, int]:
+        """Run it here, which is everywhere."""
+        version = self.version(pool) + 1
+        status, value = self._broadcasts.run_first(function, block, 0, 0, sequence, version)
+        if status != core.OK:
+            return status, value
+        self._versions[pool] = version
+        return core.OK, version
+
+    def version(self, pool: int) -> int:
+        """How many broadcasts that pool has had."""
+        return self._versions.get(pool, 0)
 
     def call(self, config: Any, params: int, deadline_ns: int, reply: Any) -> int:
         """Serve one call."""

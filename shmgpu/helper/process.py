@@ -21,6 +21,7 @@ from shmgpu.common import config, devices
 from shmgpu.common.logs import logger
 from shmgpu.common.module_loader import own_traceback
 from shmgpu.helper.batch_executor import BatchExecutor
+from shmgpu.helper.broadcasts import Broadcasts
 from shmgpu.helper.decoded import Helper
 from shmgpu.helper.shares import Share
 
@@ -28,6 +29,7 @@ _unpack = struct.Struct(core.WORK_FORMAT).unpack_from
 _unpack_all = struct.Struct(core.WORK_FORMAT).iter_unpack
 _unpack_one = struct.Struct(core.ONE_WORK_FORMAT).unpack_from
 _WORK = core.WORK_BYTES
+_MAY_OVERLAP = (0, core.WORK_GROW)  # kinds of work after which the next one may begin at once
 
 
 class Setup:
@@ -142,15 +144,14 @@ def serve(executor: BatchExecutor) -> int:
         executor.quick,
     )
     later = helper.later
+    broadcasts = Broadcasts(executor)
     ndarray = np.ndarray
     count = core.helper_take(works, capacity, -1)
     while True:
         if count == 1:
             function, params, sequence, size, generation, slot, kind = unpack(view)
             if kind:
-                outcome = _serve_gang(executor, view) if kind == core.WORK_GANG else None
-                if outcome is None:
-                    outcome = executor.grow(params, size, slot, generation, sequence)
+                outcome = _serve_other(executor, broadcasts, view)
                 if executor.broken or later:
                     core.helper_finish(_unpack(view, 0)[0], *outcome)
                     if executor.broken:
@@ -212,12 +213,18 @@ def serve(executor: BatchExecutor) -> int:
             return 1
 
 
-def _serve_gang(executor: BatchExecutor, view: Any) -> tuple[int, int]:
-    """Run the call that was taken, which other helpers run as well."""
+def _serve_other(executor: BatchExecutor, broadcasts: Broadcasts, view: Any) -> tuple[int, int]:
+    """Do what was taken, which is no plain call."""
     work = _unpack(view, 0)
-    _, function, params, _, sequence, members, size, generation, _, ticket, slot, _, _ = work
-    block = executor.read(params, size)
-    return executor.serve_gang(members, ticket, function, block, slot, generation, sequence)
+    _, function, params, token, sequence, members, size, generation, _, ticket, slot, kind, _ = work
+    if kind == core.WORK_GROW:
+        return executor.grow(params, size, slot, generation, sequence)
+    block = executor.read(params, size) if params else b""
+    if kind == core.WORK_GANG:
+        return executor.serve_gang(members, ticket, function, block, slot, generation, sequence)
+    if kind == core.WORK_BROADCAST:
+        return broadcasts.run_first(function, block, slot, generation, sequence, token)
+    return broadcasts.apply(function, core.broadcast_take(), block, slot, generation, token)
 
 
 def _go_on(executor: BatchExecutor, works: Any) -> int:
@@ -257,7 +264,7 @@ def _serve_batch(executor: BatchExecutor, works: Any, view: Any, count: int) -> 
 class _Started:
     """A batch whose work was enqueued on a device and may not be complete."""
 
-    __slots__ = ("batch", "deliveries", "event", "is_gang", "outcomes")
+    __slots__ = ("batch", "deliveries", "event", "is_lone", "outcomes")
 
     def __init__(
         self,
@@ -265,9 +272,9 @@ class _Started:
         batch: list[tuple[int, ...]],
         outcomes: list[tuple[int, int]],
         event: Any,
-        is_gang: bool,
+        is_lone: bool,
     ) -> None:
-        self.is_gang = is_gang  # whose members wait for this one
+        self.is_lone = is_lone  # others wait for its end: members of its gang, other helpers
         self.deliveries = deliveries
         self.batch = batch
         self.outcomes = outcomes
@@ -292,13 +299,14 @@ def serve_overlapped(executor: BatchExecutor) -> int:
     """
     works, view = core.new_works(core.MAX_BATCH)
     started: deque[_Started] = deque()
+    broadcasts = Broadcasts(executor)
     while True:
         count = core.helper_take(works, core.MAX_BATCH, 0 if started else -1)
         if count > 0:
-            one = _start(executor, view, count)
+            one = _start(executor, broadcasts, view, count)
             started.append(one)
             later = executor.helper.later
-            is_lone = one.is_gang or executor.broken or later
+            is_lone = one.is_lone or executor.broken or later
             keep = 1 if one.event is not None and not is_lone else 0
             while len(started) > keep:
                 started.popleft().finish(executor)
@@ -320,7 +328,7 @@ def serve_overlapped(executor: BatchExecutor) -> int:
             return 1
 
 
-def _start(executor: BatchExecutor, view: Any, count: int) -> _Started:
+def _start(executor: BatchExecutor, broadcasts: Broadcasts, view: Any, count: int) -> _Started:
     """Run what was taken, as far as it can be run without waiting for the device."""
     batch: list[tuple[int, ...]] = []
     deliveries = []
@@ -332,16 +340,14 @@ def _start(executor: BatchExecutor, view: Any, count: int) -> _Started:
         batch.append((function, params, size, slot, generation, sequence))
     if count > 1:
         outcomes = executor.serve_batch(batch)
-    elif kind == core.WORK_GANG:
-        outcomes = [_serve_gang(executor, view)]
     elif kind:
-        outcomes = [executor.grow(*batch[0][1:])]
+        outcomes = [_serve_other(executor, broadcasts, view)]
     else:
         function, params, size, slot, generation, sequence = batch[0]
         block = executor.read(params, size)
         outcomes = [executor.serve(function, block, slot, generation, sequence)]
     event = executor.device.take_event()
-    return _Started(deliveries, batch, outcomes, event, kind == core.WORK_GANG)
+    return _Started(deliveries, batch, outcomes, event, kind not in _MAY_OVERLAP)
 
 
 def _end(executor: BatchExecutor) -> int:

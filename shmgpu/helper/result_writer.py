@@ -7,7 +7,8 @@ buffer that a checked block names, and never cuts a result short.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,15 @@ class ResultWriter:
         self._views = views
         self._device = device
         self._parking = parking
+
+    @contextlib.contextmanager
+    def parking_nothing(self) -> Iterator[None]:
+        """Meanwhile a result that is too large is refused: the call ends where others end."""
+        self.parks = False
+        try:
+            yield
+        finally:
+            self.parks = True
 
     def put(
         self, target: ServedFunction, call: DecodedCall, result: Any, key: Key

@@ -68,3 +68,14 @@ if __name__ == "__main__":  # its functions are __main__'s, and the broker's att
     with shmgpu.connect():
         assert add_one(np.zeros(2)).tolist() == [1, 1]
     os.write(1, b"resolved\n")
+
+
+@shmgpu.function(arrays="numpy")
+def set_weights(helper, weights):
+    helper.weights = weights
+
+
+@shmgpu.function(arrays="numpy")
+def see_weights(helper):
+    weights = getattr(helper, "weights", None)
+    return helper.id, helper.version, -1.0 if weights is None else float(weights[0])

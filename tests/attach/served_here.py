@@ -65,3 +65,23 @@ def crash(helper, gate="."):
 @shmgpu.function(arrays="numpy", batch=shmgpu.Batch(max_size=8, max_delay=60))
 def in_company(helper, x):
     return x
+
+
+@shmgpu.function(arrays="numpy")
+def set_weights(helper, weights):
+    helper.weights = weights
+
+
+@shmgpu.function(arrays="numpy")
+def see_weights(helper):
+    weights = getattr(helper, "weights", None)
+    return helper.id, helper.version, -1.0 if weights is None else float(weights[0])
+
+
+@shmgpu.function(arrays="numpy")
+def raise_after_the_first(helper, gate):
+    try:
+        os.close(os.open(gate, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        if helper.generation == 1:
+            raise ValueError("not here") from None

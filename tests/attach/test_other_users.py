@@ -99,3 +99,30 @@ def test_another_user_can_neither_scale_a_broker_nor_end_it(open_folder, group, 
         with shmgpu.connect(path):
             assert served.add_one(np.zeros(1)).tolist() == [1]
             assert [row["pid"] > 0 for row in shmgpu.stats()["helpers"]] == [True, False]
+
+
+BROADCAST = """
+import numpy, shmgpu
+from attach import served
+with shmgpu.connect({!r}):
+    print(served.add_one(numpy.zeros(1)).tolist())
+    try:
+        print(served.set_weights.broadcast(numpy.ones(1)))
+    except shmgpu.NotAllowed as error:
+        print(error)
+"""
+
+
+@needs_root
+@pytest.mark.parametrize("trusts", [False, True])
+def test_another_user_calls_functions_and_broadcasts_none(open_folder, trusts):
+    path = open_folder / "b.sock"
+    with brokers.up(path, helpers=1, group=GROUP, trust_group=trusts):
+        out = said(BROADCAST.format(str(path)), before=as_nobody(str(GROUP))).splitlines()
+        assert out[0] == "[1.0]"
+        if trusts:
+            assert out[1] == "1"
+        else:
+            assert "belongs to another user" in out[1] and "--trust-group" in out[1]
+        with shmgpu.connect(path):
+            assert served.set_weights.broadcast(np.ones(1)) == (2 if trusts else 1)

@@ -2,8 +2,11 @@
 #include "harness.h"
 
 #include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 
+#include "base/descriptor.h"
 #include "base/passing.h"
 #include "memory/arena.h"
 
@@ -79,6 +82,8 @@ TEST(a_socket_that_nobody_reads_says_so_instead_of_waiting) {
 
 /* ---- memory files of a slot that changes hands ---- */
 
+static int other_fd = -1;
+
 static volatile unsigned char *arena(int child) {
   return (volatile unsigned char *)(uintptr_t)shmi_arena_address(child);
 }
@@ -91,10 +96,10 @@ static void helper_looks(int child, const unsigned char before, const unsigned c
     CHECK_EQ(shmi_arena_map_helper(), SHM_OK);
     shmi_arena_close_descriptors();
     CHECK_EQ(arena(child)[5], before);
-    CHECK_EQ(shmi_arena_take(ends[1]), SHM_EAGAIN);
+    CHECK_EQ(shmi_arena_take(ends[1], &other_fd), SHM_EAGAIN);
     CHECK_SYS(write(ends[1], "r", 1)); /* ready for it */
     int status;
-    while ((status = shmi_arena_take(ends[1])) == SHM_EAGAIN) harness_sleep_ms(1);
+    while ((status = shmi_arena_take(ends[1], &other_fd)) == SHM_EAGAIN) harness_sleep_ms(1);
     CHECK_EQ(status, child);
     CHECK_EQ(arena(child)[5], after);
     CHECK_EQ(shmi_arena_version(child), 1);
@@ -149,10 +154,34 @@ TEST(a_helper_believes_no_number_of_a_slot_that_is_none) {
   uint64_t message[2] = {1, 2};
   int file = shmi_arena_descriptor(0);
   CHECK_EQ(shmi_passing_send(ends[0], message, sizeof message, &file, 1), SHM_OK);
-  CHECK_EQ(shmi_arena_take(ends[1]), SHM_EREFUSED);
+  CHECK_EQ(shmi_arena_take(ends[1], &other_fd), SHM_EREFUSED);
   message[1] = 0;
   CHECK_EQ(shmi_passing_send(ends[0], message, sizeof message, NULL, 0), SHM_OK);
-  CHECK_EQ(shmi_arena_take(ends[1]), SHM_EREFUSED);
+  CHECK_EQ(shmi_arena_take(ends[1], &other_fd), SHM_EREFUSED);
+  CHECK_EQ(harness_open_fds(), fds);
+  shmi_arena_destroy();
+  close_ends();
+}
+
+TEST(a_file_that_is_no_arenas_comes_in_turn_with_those_that_are) {
+  make_ends();
+  shmi_arena_plan_t plan = {.children = 2, .arena_bytes = 1 << 20, .helpers = 1};
+  CHECK_EQ(shmi_arena_create(&plan), SHM_OK);
+  int fds = harness_open_fds();
+  int file = shmi_descriptor_own(memfd_create("other", MFD_CLOEXEC));
+  CHECK_EQ(write(file, "kept", 4), 4);
+  CHECK_EQ(shmi_arena_pass(1, ends[0]), SHM_OK);
+  CHECK_EQ(shmi_arena_pass_other(file, ends[0]), SHM_OK);
+  CHECK_EQ(shmi_arena_pass(0, ends[0]), SHM_OK);
+  shmi_descriptor_close(&file);
+  CHECK_EQ(shmi_arena_take(ends[1], &other_fd), 1);
+  CHECK_EQ(other_fd, -1);
+  CHECK_EQ(shmi_arena_take(ends[1], &other_fd), 2);
+  char word[4];
+  CHECK_EQ(pread(other_fd, word, 4, 0), 4);
+  CHECK_EQ(memcmp(word, "kept", 4), 0);
+  shmi_descriptor_close(&other_fd);
+  CHECK_EQ(shmi_arena_take(ends[1], &other_fd), 0);
   CHECK_EQ(harness_open_fds(), fds);
   shmi_arena_destroy();
   close_ends();

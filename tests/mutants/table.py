@@ -66,8 +66,8 @@ MUTANTS = [
     Mutant(
         "F01",
         "csrc/broker/dispatch_helpers.c",
-        "((r->function->flags & SHM_FUNCTION_IDEMPOTENT) != 0 && r->attempts < 2)",
-        "((r->function->flags & SHM_FUNCTION_IDEMPOTENT) != 0 && r->attempts < 3)",
+        "(may_repeat && r->attempts < 2)",
+        "(may_repeat && r->attempts < 3)",
         HELPER_DEATHS + "test_f01_an_idempotent_call_is_made_once_more_and_never_a_third_time",
     ),
     Mutant(

@@ -55,6 +55,17 @@ A function declared with `idempotent=True` is tried once more before its caller 
 tells whether that was its type
   tests/broker/test_calls.py::test_exceptions_bring_type_message_and_traceback
 
+`BroadcastError` | the function raised in one of the helpers that a [broadcast](child/README.md#broadcasts)
+was for: a `RemoteError` with `.helper`, and `.has_effect`, which says whether the broadcast stands
+  tests/broker/test_broadcast.py::test_the_first_helper_raises_and_nothing_has_changed
+
+fix the function or its arguments; that helper is replaced
+  tests/broker/test_broadcast.py::test_another_helper_raises_the_broadcast_stands_and_that_one_is_replaced
+
+`NotAllowed` | a program of another user broadcast | call the function instead, or have the broker
+started with `--trust-group`
+  tests/attach/test_other_users.py::test_another_user_calls_functions_and_broadcasts_none
+
 `CallTimeout` | the deadline passed; the call may still run
   tests/crash/test_hangs.py::test_f06_a_deadline_frees_its_caller_and_nothing_else_happens
 
