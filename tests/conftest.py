@@ -12,6 +12,7 @@ have changed since it last looked.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes.util
 import gc
 import os
@@ -259,6 +260,11 @@ def pytest_configure(config):
     os.environ.setdefault("SHMGPU_AUTO", "never")
     if given := config.getoption("operations"):
         os.environ[amount.VARIABLE] = given.partition(":")[0]
+        with contextlib.suppress(ImportError):
+            import hypothesis
+
+            hypothesis.settings.register_profile("part", max_examples=amount.examples(100))
+            hypothesis.settings.load_profile("part")
     for number, meant in MEANT.items():
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, meant)

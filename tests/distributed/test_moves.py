@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+from amount import examples
 from distributed.members import check, hold, lies, mesh_of, recorded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
@@ -18,7 +19,7 @@ from shmgpu.ops import redistribution
 
 RNG = np.random.default_rng(1)
 few = settings(deadline=None, max_examples=15, suppress_health_check=list(HealthCheck))
-many = settings(few, max_examples=400)
+many = settings(few, max_examples=examples(400))
 
 
 def moved(shape, have, want, **how):

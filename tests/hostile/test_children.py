@@ -16,6 +16,7 @@ import struct
 import threading
 import time
 
+import amount
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -211,7 +212,7 @@ class Attacker:
 
 def examples(count: int):
     return settings(
-        max_examples=count,
+        max_examples=amount.examples(count),
         deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
@@ -724,7 +725,9 @@ def much(helper, x):
     return np.zeros(1 << 20)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=amount.examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 @given(
     parts=st.lists(
         st.tuples(st.binary(max_size=80), st.binary(max_size=200)), min_size=2, max_size=2

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from amount import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from serve import client_messages
@@ -47,7 +48,7 @@ def request(**fields):
     return Request(model_name="m", inputs=[{**entry, **fields}])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(data=st.data())
 def test_the_stock_clients_inputs_arrive_as_they_were(client, data):
     names = data.draw(st.lists(st.sampled_from([*NUMBERS, "BYTES"]), min_size=1, max_size=4))
@@ -153,7 +154,7 @@ def test_the_model_and_the_limits_are_asked():
     assert "takes 1" in refusal(message, limits=RequestLimits(tensors=1))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(data=st.data())
 def test_outputs_arrive_at_the_stock_client_as_they_were(client, data):
     from tritonclient.grpc import service_pb2
@@ -207,7 +208,7 @@ def test_regions_and_classes_are_given_at_their_places(client):
     assert answer.outputs[0].parameters["shared_memory_byte_size"].int64_param == 8
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.binary(max_size=120))
 def test_any_bytes_are_a_request_or_a_refusal(data):
     try:
@@ -216,7 +217,7 @@ def test_any_bytes_are_a_request_or_a_refusal(data):
         assert error.status == 400 and error.sentence
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     raw=st.lists(st.binary(max_size=200), max_size=4),
     name=st.text(max_size=5),

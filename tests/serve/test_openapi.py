@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import re
 
+import amount
 import hypothesis
 import pytest
 from serve import servers
@@ -90,7 +91,7 @@ def test_every_answer_is_one_that_is_described(label, allowing):
 
     @hypothesis.given(case=cases)
     @hypothesis.settings(
-        max_examples=40 if operation.body else 6,
+        max_examples=amount.examples(40) if operation.body else 6,
         deadline=None,
         database=None,
         suppress_health_check=list(hypothesis.HealthCheck),

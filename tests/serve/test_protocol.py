@@ -66,7 +66,7 @@ def as_sent(name: str, array):
 
 
 class TestRequestsOfTheStockClient:
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=examples(150), deadline=None)
     @given(data=st.data())
     def test_binary_and_json_inputs_arrive_as_they_were(self, data):
         http = client()
@@ -89,7 +89,7 @@ class TestRequestsOfTheStockClient:
         for tensor, array in zip(request.inputs, expected, strict=True):
             assert same(tensor.array(), array)
 
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=examples(50), deadline=None)
     @given(
         array=hnp.arrays(np.dtype(object), (3,), elements=st.text(max_size=5), fill=st.nothing())
     )
@@ -142,7 +142,7 @@ class TestRequestsOfTheStockClient:
 
 
 class TestAnswersToTheStockClient:
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=examples(150), deadline=None)
     @given(data=st.data())
     def test_outputs_arrive_as_they_were(self, data):
         http = client()

@@ -765,7 +765,7 @@ def _sample():
 SAMPLE = _sample()
 
 
-@settings(slow_machine, max_examples=150)
+@settings(slow_machine, max_examples=examples(150))
 @given(st.data())
 def test_damaged_programs_are_refused_or_are_programs(data):
     code = bytearray(SAMPLE.encode())
@@ -805,7 +805,7 @@ WILD = [
 ]
 
 
-@settings(slow_machine, max_examples=150)
+@settings(slow_machine, max_examples=examples(150))
 @given(st.data())
 def test_programs_with_changed_values_are_refused_or_run_or_fail(data):
     """Values are changed, not bytes: all get past the codec, and reach the rules and kernels."""

@@ -7,6 +7,7 @@ import struct
 
 import numpy as np
 import pytest
+from amount import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -69,7 +70,7 @@ def test_a_described_result_is_read_back():
         layout.read_result(buffer, size - 1, False)
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(st.binary(max_size=400))
 def test_random_bytes_as_a_block_are_an_error_at_worst(data):
     try:
@@ -78,7 +79,7 @@ def test_random_bytes_as_a_block_are_an_error_at_worst(data):
         pass
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.data())
 def test_a_damaged_block_is_an_error_at_worst(data):
     hint = TreeLayout(b"A", [ArraySpec(by_name("int64"), (2, 3))])

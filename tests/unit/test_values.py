@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from amount import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -217,7 +218,7 @@ def test_a_container_that_holds_itself_is_refused():
         flatten(loop, never)
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(st.binary(max_size=200), st.integers(0, 5))
 def test_random_bytes_as_values_are_an_error_at_worst(data, count):
     try:
@@ -226,7 +227,7 @@ def test_random_bytes_as_values_are_an_error_at_worst(data, count):
         pass
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(st.binary(max_size=200))
 def test_random_bytes_as_a_structure_are_an_error_at_worst(data):
     try:
