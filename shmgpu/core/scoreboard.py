@@ -5,6 +5,7 @@ Owns how structures of C become dictionaries. Never writes to the scoreboard.
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 from shmgpu.core.binding import as_dict, buffer_of, ffi, lib
@@ -39,26 +40,27 @@ def helper_stats(helper: int) -> dict[str, Any]:
     return row
 
 
-def read_trace(start: int = 0, limit: int = 1 << 20) -> tuple[int, list[dict[str, int]]]:
-    """Records of the trace ring from number ``start`` on: (next number, records)."""
-    chunk = 4096
-    out = ffi.new("shm_trace_record_t[]", chunk)
-    cursor = ffi.new("uint64_t *", start)
-    records: list[dict[str, int]] = []
-    while len(records) < limit:
-        count = check(lib.shm_read_trace(cursor, out, chunk), "the trace could not be read")
-        records.extend(as_dict(out[i], "shm_trace_record_t") for i in range(count))
-        if count < chunk:
-            break
-    return int(cursor[0]), records
-
-
 # Name, NumPy's name of the type and offset of each field of a trace record.
 TRACE_FIELDS = [
     (name, field.type.cname.removesuffix("_t"), field.offset)
     for name, field in ffi.typeof("shm_trace_record_t").fields
 ]
 TRACE_BYTES: int = ffi.sizeof("shm_trace_record_t")
+_CODES = {"uint64": "Q", "uint32": "I", "uint16": "H", "int16": "h", "uint8": "B"}
+_TRACE_RECORD = struct.Struct("=" + "".join(_CODES[kind] for _, kind, _ in TRACE_FIELDS))
+_TRACE_CHUNK = 4096  # records that are read at once
+
+
+def read_trace(start: int = 0, limit: int = 1 << 20) -> tuple[int, list[dict[str, int]]]:
+    """Records of the trace ring from number ``start`` on: (next number, records)."""
+    names = [name for name, _, _ in TRACE_FIELDS]
+    records: list[dict[str, int]] = []
+    while len(records) < limit:
+        start, raw = read_trace_bytes(start, _TRACE_CHUNK)
+        records += [dict(zip(names, row, strict=True)) for row in _TRACE_RECORD.iter_unpack(raw)]
+        if len(raw) < _TRACE_CHUNK * TRACE_BYTES:
+            break
+    return start, records
 
 
 def read_trace_bytes(start: int, limit: int) -> tuple[int, Any]:

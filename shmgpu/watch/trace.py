@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 from shmgpu import core
@@ -23,6 +24,7 @@ CHILDREN_PID = 2
 TENSORS_PID = 3  # of what shmgpu.debug saves
 UNIT_NS = core.UNIT_NS
 MAX_COUNTER_SAMPLES = 200_000
+EVENTS_AT_ONCE = 1000  # one by one they take four times as long
 
 
 def read() -> list[dict[str, int]]:
@@ -52,10 +54,10 @@ def write(path: str | os.PathLike[str], records: Iterable[dict[str, int]] | None
         raise ConfigError(f"path={path!r} cannot be written ({error.strerror})") from None
     with file:
         file.write('{"displayTimeUnit":"ns","traceEvents":[\n')
-        first = True
-        for event in events(rows, names):
-            file.write(("" if first else ",\n") + json.dumps(event, separators=(",", ":")))
-            first = False
+        separator, rest = "", events(rows, names)
+        while some := list(islice(rest, EVENTS_AT_ONCE)):
+            file.write(separator + json.dumps(some, separators=(",", ":"))[1:-1])
+            separator = ",\n"
         file.write("\n]}\n")
     return len(rows) - sum(len(places) - 1 for places in gangs.values())
 
