@@ -136,12 +136,12 @@ sampled = --operations=$(1):$(sample_seed)
 
 test: $(VENV)/.stamp-dev $(CORE) faults ## the tests but the slow ones (T='tests/unit -k arena' for a part, slow or not)
 	@$(if $(T),,echo "  a sample of tests of operations and of large tables: SEED=$(sample_seed)")
-	@$(call pytest_within,1200) $(or $(T),$(side_by_side) -m "not slow" $(call sampled,20))
+	@$(call pytest_within,1200) $(or $(T),$(side_by_side) -m "not slow" $(call sampled,12))
 
 # Each file under one of three conditions, which the seed deals out; and the tests in random order.
 # What they start is started as a user does it: elsewhere it has torch from the beginning.
 rough_seed := $(or $(SEED),$(shell echo $$RANDOM))
-rough = -m "not slow" --cold $(call sampled,20) --shuffle=$(rough_seed) --part=$(1)/3 --timeout=360
+rough = -m "not slow" --cold $(call sampled,12) --shuffle=$(rough_seed) --part=$(1)/3 --timeout=360
 .PHONY: rough
 rough: $(VENV)/.stamp-dev $(CORE) faults ## the tests in random order, on one core, on a busy machine: a third each (SEED=7)
 	@echo "  rough: SEED=$(rough_seed)"

@@ -33,7 +33,7 @@ from shmgpu.demo.run import failures
 from shmgpu.demo.serve import Served
 from shmgpu.demo.stage import ClientStage, Measured, StageFailed, Traffic, traffic_of
 
-CHILDREN, HELPERS = 4, 2
+CHILDREN, HELPERS = 2, 2
 COMMAND = (sys.executable, "-m", "shmgpu.cli.main")
 
 

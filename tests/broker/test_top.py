@@ -298,7 +298,7 @@ def on_screen(broker, body, size=(120, 40)):
 
     async def run():
         [own] = [one for one in monitor.find() if one.pid == broker.pid]
-        app = screen.Top(own, follow=False, interval=0.05)
+        app = screen.Top(own, follow=False, interval=0.2)
         async with app.run_test(size=size) as pilot:
             await body(app, pilot)
 
