@@ -259,6 +259,28 @@ class Python(ast.NodeVisitor):
             self.generic_visit(node)
 
 
+# ---- constants whose value nobody counts on -----------------------------------------------------
+
+WAIT = re.compile(  # the name of a time, or what is one
+    r"_*[A-Z][A-Z_]*_(S|MS|US|NS)\b(: \w+)? = |_*[A-Z][A-Z_]* = timedelta\("
+)
+BOUND = re.compile(r"_*(?:MAX|MOST|KEPT)_\w+(?:: \w+)? = (\d[\d_]*)(?: << (\d+))?,?(?: +[#/].*)?$")
+ROUND = 16  # smaller bounds are counted out by tests
+
+
+def why_nobody_measures(old: str, new: str) -> str:
+    """Why a line with another constant is as good; "" if it is not."""
+    if WAIT.match(old):
+        return "A time that is a bit longer, which no test may measure."
+    before, after = (
+        int(found[1]) << int(found[2] or 0) if (found := BOUND.match(line)) else 0
+        for line in (old, new)
+    )
+    if ROUND <= before < after <= 2 * before:
+        return "The bound is round: whether a few more are kept is nobody's matter."
+    return ""
+
+
 # ---- C -----------------------------------------------------------------------------------------
 
 C_SWAPS = [

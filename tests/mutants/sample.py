@@ -60,9 +60,6 @@ NEAR = 20  # files of tests, of which those that were changed since the marks ar
 MOST_UNFIT = 5  # times that the same tests are run without one that fails by itself
 SUITE_S = 3600.0
 
-WAIT = re.compile(  # the name of a time, or what is one
-    r"_*[A-Z][A-Z_]*_(S|MS|US|NS)\b(: \w+)? = |_*[A-Z][A-Z_]* = timedelta\("
-)
 SAMPLED = re.compile(r"mark\.(operations|table)\b")  # tests of which `make test` runs some
 
 copy: Copy  # a job's
@@ -95,8 +92,8 @@ def draw(count: int, seed: int, only: str = "") -> list[Mutation]:
 def remark(mutation: Mutation, text: str) -> str:
     """Why it cannot be seen; "" when nobody says so."""
     old, new = mutation.lines(text)
-    if mutation.what == "constant" and WAIT.match(old):
-        return "A time that is a bit longer, which no test may measure."
+    if mutation.what == "constant" and (why := mutations.why_nobody_measures(old, new)):
+        return why
     for one in UNSEEN:
         if (one.file, one.line, one.becomes) == (mutation.file, old, new):
             return one.why

@@ -166,6 +166,7 @@ def test_a_request_whose_client_leaves_while_it_runs_has_a_span_that_says_so(exp
         connection.request("POST", "/v2/models/held/infer", asked, HEADERS)
         servers.until(lambda: server.pending() == 1, "it runs")
     (span,) = servers.until(lambda: exported.of("held"), "it has a span")
+    assert server.pending() == 0
     gate.touch()
     assert is_error(span, "the client has left") and span["parent_id"] == f"0x{PARENT}"
 

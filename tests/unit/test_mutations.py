@@ -121,6 +121,26 @@ def test_what_is_the_same_in_any_order_is_not_swapped():
     ]
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "is_measured"),
+    [
+        ("MAX_KNOWN = 4096", "MAX_KNOWN = 4097", False),
+        ("_MOST_LINES: int = 1_000  # kept", "_MOST_LINES: int = 1001  # kept", False),
+        ("MAX_KEPT = 8 << 20", "MAX_KEPT = 9 << 20", False),
+        ("MAX_KEPT = 8 << 20", "MAX_KEPT = 8 << 21", False),
+        ("MAX_BATCH = 64,", "MAX_BATCH = 65,", False),
+        ("MAX_AXES = 3", "MAX_AXES = 4", True),
+        ("MAX_KEPT = 1 << 20", "MAX_KEPT = 1 << 22", True),
+        ("HEADER = 64", "HEADER = 65", True),
+        ("LOOK_S = 0.2", "LOOK_S = 1.4", False),
+        ("WITHIN = timedelta(seconds=20)", "WITHIN = timedelta(seconds=21)", False),
+        ("within = timedelta(seconds=20)", "within = timedelta(seconds=21)", True),
+    ],
+)
+def test_a_round_bound_that_is_a_bit_higher_and_a_time_are_nobodys_matter(old, new, is_measured):
+    assert (not mutations.why_nobody_measures(old, new)) == is_measured
+
+
 def test_a_difference_that_is_at_least_0_is_the_same_for_equal_numbers():
     line = "static int f(int a, int b) {\n  return %s;\n}\n"
     found = [one.new for one in mutations.of("a.c", line % "a->n > b ? a->n - b : 0")]
