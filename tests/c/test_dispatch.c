@@ -26,15 +26,17 @@ static void everybody_works(int children, int helpers, const shmi_frame_t *spare
   }
 }
 
-TEST_WITHIN(a_call_that_thousands_of_grows_overtake_keeps_its_number, 20) {
-  enum { PARKERS = 34, EACH = 64 };
-  static shmi_frame_t parked[PARKERS][EACH];
+enum { PARKERS = 34, EACH = 64 };
+static shmi_frame_t parked[PARKERS][EACH];
+
+/* Thousands of calls are told to make room, and have not yet. */
+static void park_many(int children) {
   peer_credit[0] = 64;
-  open_peers(PARKERS + 1, 1, 1);
+  open_peers(children, 1, 1);
   for (int slot = 0; slot < PARKERS; slot++) {
     for (int i = 0; i < EACH; i++) child_calls(slot);
   }
-  for (int left = PARKERS * EACH; left > 0;) { /* each is told to make room, and does not yet */
+  for (int left = PARKERS * EACH; left > 0;) {
     turn();
     helper_reads(0);
     CHECK(hands[0].count > 0);
@@ -48,14 +50,22 @@ TEST_WITHIN(a_call_that_thousands_of_grows_overtake_keeps_its_number, 20) {
       kids[slot].parked++;
     }
   }
+}
+
+static void all_grow(void) {
+  for (int slot = 0; slot < PARKERS; slot++) {
+    for (int i = 0; i < EACH; i++) child_grows(slot, &parked[slot][i]);
+  }
+}
+
+TEST_WITHIN(a_call_that_thousands_of_grows_overtake_keeps_its_number, 20) {
+  park_many(PARKERS + 1);
   child_calls(PARKERS);
   turn();
   helper_reads(0);
   CHECK_EQ(hands[0].count, 1);
   shmi_frame_t waits = hands[0].frames[0];
-  for (int slot = 0; slot < PARKERS; slot++) {
-    for (int i = 0; i < EACH; i++) child_grows(slot, &parked[slot][i]);
-  }
+  all_grow();
   everybody_works(PARKERS, 1, &waits);
   CHECK_EQ(hands[0].count, 1); /* the call that all of them overtook */
   CHECK(hands[0].highest > waits.delivery + SHMI_DELIVERY_RING / 2);
@@ -66,6 +76,21 @@ TEST_WITHIN(a_call_that_thousands_of_grows_overtake_keeps_its_number, 20) {
   CHECK_EQ(kids[PARKERS].answered, 1);
   CHECK_EQ(kids[PARKERS].last.sequence, 1);
   for (int slot = 0; slot < PARKERS; slot++) CHECK_EQ(kids[slot].answered, EACH);
+  expect_all_ended();
+  close_peers();
+}
+
+TEST_WITHIN(of_grows_that_wait_those_of_a_child_that_leaves_go_and_no_others, 20) {
+  enum { GOES = PARKERS - 2 }; /* others wait before and behind its own */
+  park_many(PARKERS);
+  all_grow();
+  for (int i = 0; i < 50; i++) turn(); /* the helper reads nothing: most wait for it */
+  child_goes(GOES);
+  CHECK_EQ(shmi_scoreboard()->broker->dropped, EACH);
+  everybody_works(PARKERS, 1, NULL);
+  for (int slot = 0; slot < PARKERS; slot++) {
+    if (slot != GOES) CHECK_EQ(kids[slot].answered, EACH);
+  }
   expect_all_ended();
   close_peers();
 }
