@@ -259,17 +259,22 @@ class Python(ast.NodeVisitor):
             self.generic_visit(node)
 
 
-# ---- constants whose value nobody counts on -----------------------------------------------------
+# ---- what nobody can measure ---------------------------------------------------------------------
 
 WAIT = re.compile(  # the name of a time, or what is one
     r"_*[A-Z][A-Z_]*_(S|MS|US|NS)\b(: \w+)? = |_*[A-Z][A-Z_]* = timedelta\("
 )
 BOUND = re.compile(r"_*(?:MAX|MOST|KEPT)_\w+(?:: \w+)? = (\d[\d_]*)(?: << (\d+))?,?(?: +[#/].*)?$")
 ROUND = 16  # smaller bounds are counted out by tests
+HASH = "0x9E3779B97F4A7C15"  # what keys of tables are multiplied by, and nothing else
 
 
-def why_nobody_measures(old: str, new: str) -> str:
-    """Why a line with another constant is as good; "" if it is not."""
+def why_nobody_measures(what: str, old: str, new: str) -> str:
+    """Why a line is as good as it becomes by a change of that kind; "" if it is not."""
+    if HASH in old:
+        return "Another place in a table: what lies there is compared with what is looked for."
+    if what != "constant":
+        return ""
     if WAIT.match(old):
         return "A time that is a bit longer, which no test may measure."
     before, after = (

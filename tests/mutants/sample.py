@@ -92,7 +92,7 @@ def draw(count: int, seed: int, only: str = "") -> list[Mutation]:
 def remark(mutation: Mutation, text: str) -> str:
     """Why it cannot be seen; "" when nobody says so."""
     old, new = mutation.lines(text)
-    if mutation.what == "constant" and (why := mutations.why_nobody_measures(old, new)):
+    if why := mutations.why_nobody_measures(mutation.what, old, new):
         return why
     for one in UNSEEN:
         if (one.file, one.line, one.becomes) == (mutation.file, old, new):

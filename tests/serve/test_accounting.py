@@ -11,6 +11,7 @@ import pytest
 from shmgpu import CallTimeout
 from shmgpu.serve import QueuePolicy
 from shmgpu.serve.scheduling.accounting import Accounting, QueueFull
+from shmgpu.serve.scheduling.inference import Calls
 from shmgpu.serve.scheduling.queues import ModelQueue
 from shmgpu.serve.state.counters import FIELDS, INDEX
 
@@ -135,3 +136,10 @@ def test_each_queue_has_its_own_room_and_a_worker_its_part(numbers):
     with pytest.raises(QueueFull):
         two.admit(second)
     assert counted(numbers) == {"pending_1": 3}
+
+
+def test_a_client_that_leaves_before_it_is_told_what_the_cache_has_is_not_told():
+    pending = types.SimpleNamespace(call=None, is_over=False)
+    Calls.cancel(None, pending)
+    Calls._found(None, pending, "a result")  # which needs nothing of what it would be told by
+    assert pending.is_over

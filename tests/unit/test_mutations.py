@@ -138,7 +138,13 @@ def test_what_is_the_same_in_any_order_is_not_swapped():
     ],
 )
 def test_a_round_bound_that_is_a_bit_higher_and_a_time_are_nobodys_matter(old, new, is_measured):
-    assert (not mutations.why_nobody_measures(old, new)) == is_measured
+    assert (not mutations.why_nobody_measures("constant", old, new)) == is_measured
+    assert not mutations.why_nobody_measures("arithmetic", old, new)
+
+
+def test_where_in_a_table_something_lies_is_nobodys_matter():
+    line = "mixed = (mixed * 0x9E3779B97F4A7C15u) {} 40;"
+    assert mutations.why_nobody_measures("operator", line.format(">>"), line.format("<<"))
 
 
 def test_a_difference_that_is_at_least_0_is_the_same_for_equal_numbers():
