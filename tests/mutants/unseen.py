@@ -218,6 +218,6 @@ UNSEEN: list[Unseen] = [
         "shmgpu/child/replies.py",
         "call.result = call.keep = call.out = None",
         "pass",
-        "What a call held that ended while it grew: its block's next call lets go of it, if not now.",
+        "What a call held that ended while it grew goes at its block's next call, if not now.",
     ),
 ]

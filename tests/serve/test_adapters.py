@@ -10,6 +10,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from serve import servers
 
 import shmgpu
 from shmgpu.helper.decoded import Helper
-from shmgpu.serve.models.adapters import ADAPTERS, sidecar
+from shmgpu.serve.models.adapters import ADAPTERS, onnx, sidecar
 from shmgpu.serve.state.repository import KINDS, find
 
 torch = pytest.importorskip("torch")
@@ -25,6 +26,35 @@ client = pytest.importorskip("tritonclient.http", reason="tritonclient is not in
 
 has_onnx = all(importlib.util.find_spec(name) for name in ("onnx", "onnxruntime"))
 needs_onnx = pytest.mark.skipif(not has_onnx, reason="needs onnx and onnxruntime: make setup")
+
+
+@pytest.mark.parametrize(
+    ("device", "has_cuda", "wanted", "is_told"),
+    [
+        ("cpu", True, ["CPUExecutionProvider"], False),
+        ("cuda:1", False, ["CPUExecutionProvider"], True),
+        (
+            "cuda",
+            True,
+            [("CUDAExecutionProvider", {"device_id": 0}), "CPUExecutionProvider"],
+            False,
+        ),
+        (
+            "cuda:3",
+            True,
+            [("CUDAExecutionProvider", {"device_id": 3}), "CPUExecutionProvider"],
+            False,
+        ),
+    ],
+)
+def test_onnx_runs_on_the_helpers_device_where_its_package_can(
+    device, has_cuda, wanted, is_told, caplog
+):
+    there = ["CUDAExecutionProvider"] * has_cuda + ["CPUExecutionProvider"]
+    package = types.SimpleNamespace(get_available_providers=lambda: there)
+    with caplog.at_level("WARNING", "shmgpu"):
+        assert onnx._providers(package, device) == wanted
+    assert (f"has no provider for {device}" in caplog.text) == is_told
 
 
 class Net(torch.nn.Module):

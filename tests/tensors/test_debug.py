@@ -183,6 +183,42 @@ def test_what_helpers_did_has_the_keys_that_the_page_promises(pair):
     assert all(row.keys() == names for row in rows) and "MOVE" in {row["kind"] for row in rows}
 
 
+def test_ticks_in_which_nobody_was_busy_are_one_line(monkeypatch, capsys):
+    idle = {0: 0.0, 1: 0.0}
+    told = [
+        debug.Tick(0, 0.0, idle, {0: [], 1: []}),
+        debug.Tick(1, 2.5, {1: 0.0, 0: 0.254}, {0: ["matmul", "add"], 1: []}),
+        *(debug.Tick(number, 2.5 * number, idle, {0: [], 1: []}) for number in (2, 3, 4)),
+        debug.Tick(5, 12.5, {0: 0.0, 1: 1.0}, {0: [], 1: ["MOVE"]}),
+        debug.Tick(6, 15.0, idle, {0: [], 1: []}),
+    ]
+    monkeypatch.setattr(debug, "_ticks", lambda: (told, 1200))
+    debug.print_tick_trace()
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.startswith("Ticks of ") and head.endswith(" ms (1,200 older rows were dropped)")
+    assert [line.split() for line in lines[1:]] == [
+        ["all", "idle", "for", "1", "tick"],
+        ["1", "2.5", "ms", "0", "busy", "25", "%", "matmul;", "add"],
+        ["1", "2.5", "ms", "1", "idle"],
+        ["all", "idle", "for", "3", "ticks"],
+        ["5", "12.5", "ms", "0", "idle"],
+        ["5", "12.5", "ms", "1", "busy", "100", "%", "MOVE"],
+    ]
+
+
+def test_each_instruction_says_what_it_is_about():
+    for kind, more, said in (
+        ("RUN", {"call": "matmul"}, "matmul"),
+        ("MEET", {"call": "all_reduce", "nbytes": 4096}, "all_reduce, 4,096 bytes"),
+        ("DIED", {}, "what it held is gone"),
+        ("MOVE", {"source": 2, "nbytes": 3600}, "helper 2 -> helper 1, 3,600 bytes"),
+        ("KEEP", {"handle": 7, "nbytes": 3600}, "handle 7, 3,600 bytes"),
+        ("LOAD", {"nbytes": 8}, "in the arena, 8 bytes"),
+        ("FREE", {"handle": 7}, "handle 7"),
+    ):
+        assert debug._details(debug.Instruction(1, kind, 1, 5, **more)) == said
+
+
 def test_everything_prints(engine, capsys):
     debug.enable()
     (gt.ones(2, 2) @ gt.ones(2, 2)).data
