@@ -112,6 +112,8 @@ def keep(signatures: list[Any], args: Any, kwargs: Any, call: Call, arena: Arena
     promised = call.signature
     if promised is not plan.signature or call.output_bytes > MAX_KEPT_OUTPUT:
         return False
+    if promised.form is not None and not quick.makes(promised.form):
+        return False
     if arrays.torch_module() is not None:
         quick.native.know_tensor(arrays.torch_module().Tensor)
     found = quick.native.find(signatures, args, kwargs)

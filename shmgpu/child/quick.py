@@ -55,6 +55,13 @@ class QuickCall:
         """Its output buffer, arrays over it that nobody else has, and what is made of them."""
 
 
+def makes(form: Any) -> bool:
+    """Whether C makes results of that form: arrays, by their numbers, in plain containers."""
+    if type(form) is dict:
+        return all(map(makes, form.values()))
+    return type(form) is int or (type(form) in (tuple, list) and all(map(makes, form)))
+
+
 # Why calls go through Python.
 NOT_BUILT = "shmgpu._quick was not built"
 OTHER_ARRAYS = f"NumPy {np.__version__} keeps the fields of arrays elsewhere"

@@ -7,6 +7,9 @@ many times, with other contents, while earlier results are kept.
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -35,6 +38,17 @@ def as_told_in_torch(helper, make, *args, **kwargs):
     return MAKERS[make](*args, **kwargs)
 
 
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+@dataclass
+class Both:
+    left: Any
+    right: Any
+
+
 MAKERS = {
     "sum": lambda *xs: sum(xs[1:], xs[0] * 1),
     "number": lambda x: float(x[0]),
@@ -54,6 +68,10 @@ MAKERS = {
     "empty": lambda x: x[:0],
     "no axes": lambda x: x[0] + 0,
     "bytes": lambda x: np.asarray(x).tobytes(),
+    "ordered": lambda x: OrderedDict(b=x + 1, a=x + 2),
+    "named tuple": lambda x: Pair(x + 1, [x + 2]),
+    "dataclass": lambda x: Both(x + 1, {"c": Pair(x + 2, x + 3)}),
+    "within": lambda box: {"x": box["x"].second + 1, "of": box["of"]},
     "kinds": lambda *values, **named: repr((values, named)),
 }
 
@@ -84,6 +102,10 @@ CALLS = [
     ("empty", (X,), {}),
     ("no axes", (X,), {}),
     ("bytes", (X,), {}),
+    ("ordered", (X,), {}),
+    ("named tuple", (X,), {}),
+    ("dataclass", (X,), {}),
+    ("within", (OrderedDict(x=Pair(1, X), of=X),), {}),
 ]
 FORMS = ["in the arena", "outside", "strided", "read-only"]
 
@@ -92,7 +114,9 @@ def put_in(tree, x):
     if tree is X:
         return x
     if isinstance(tree, dict):
-        return {key: put_in(one, x) for key, one in tree.items()}
+        return type(tree)((key, put_in(one, x)) for key, one in tree.items())
+    if isinstance(tree, Pair):
+        return Pair(*(put_in(one, x) for one in tree))
     if isinstance(tree, (tuple, list)):
         return type(tree)(put_in(one, x) for one in tree)
     return tree
@@ -100,8 +124,10 @@ def put_in(tree, x):
 
 def plain(tree):
     """Without arrays, so that == says whether two are alike."""
+    if isinstance(tree, Both):
+        return Both, plain(vars(tree))
     if isinstance(tree, dict):
-        return {key: plain(one) for key, one in tree.items()}, list(tree)
+        return type(tree), {key: plain(one) for key, one in tree.items()}, list(tree)
     if isinstance(tree, (tuple, list)):
         return type(tree), [plain(one) for one in tree]
     if isinstance(tree, (np.ndarray, np.generic, torch.Tensor)):

@@ -8,6 +8,9 @@ import signal
 import sys
 import threading
 import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -311,6 +314,40 @@ def test_every_kind_of_call_that_repeats_is_made_in_c_and_leaves_nothing(monkeyp
         assert as_plain(result) == wanted
         del x, result
         monkeypatch.undo()
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+@dataclass
+class Both:
+    left: Any
+    right: Any
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: OrderedDict(b=x + 1, a=x),
+        lambda x: Pair(x, x + 1),
+        lambda x: Both(x, x + 1),
+        lambda x: (x, [{"of": Pair(x, x)}]),
+        lambda x: {"of": OrderedDict(x=x)},
+    ],
+)
+def test_results_of_other_types_than_c_makes_are_what_they_are_at_each_call(make):
+    @shmgpu.function(arrays="numpy")
+    def of(helper, x):
+        return make(x)
+
+    with shmgpu.init(helpers=1, devices="cpu", arena="1MiB"):
+        x = shmgpu.arena.zeros(4)
+        for number in range(8):
+            x[:] = number
+            assert repr(of(x)) == repr(make(x))
+        del x
 
 
 VALUES = [1, 2, -5, 2**62, 2**70, 0, 1.5, -0.0, 0.0, float("inf"), True, False, None, 1, "text", ""]
