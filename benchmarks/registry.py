@@ -8,6 +8,7 @@ from benchmarks.workloads import (
     allocator,
     attach,
     batching,
+    broadcasts,
     calls,
     collectives,
     gpu,
@@ -26,6 +27,7 @@ from benchmarks.workloads import (
 WORKLOADS: tuple[Workload, ...] = (
     messages.WORKLOAD,
     calls.WORKLOAD,
+    broadcasts.WORKLOAD,
     attach.WORKLOAD,
     payload.WORKLOAD,
     load.WORKLOAD,
