@@ -216,6 +216,7 @@ static void name_sender(shmi_dispatch_t *d, const line_t *line, shmi_frame_t *fr
   const shmi_child_t *child = &d->children[sent->slot];
   if (child->state != SHMI_PEER_UP || child->generation != sent->generation) return;
   frame->msg.params = sent->msg.params;
+  frame->sequence = sent->sequence;
   frame->slot = sent->slot;
   frame->generation = sent->generation;
 }

@@ -52,7 +52,7 @@ def main(rows: list[str]) -> int:
     known = {mutant.row for mutant in MUTANTS} | set(NO_SWITCH) | set(PENDING)
     if strangers := set(rows) - known:
         raise SystemExit(
-            f"There is no row {', '.join(sorted(strangers))}: use F01 to F43, or a theme."
+            f"There is no row {', '.join(sorted(strangers))}: use F01 to F45, or a theme."
         )
     chosen = [mutant for mutant in MUTANTS if not rows or mutant.row in rows]
     adopt_orphans()

@@ -44,6 +44,7 @@ HANDED_OUT = "tests/attach/test_handed_out.py::"
 DESCENDANTS = "tests/crash/test_descendants.py::"
 PINNED = "tests/unit/test_device.py::"
 FUTURES = "tests/broker/test_futures.py::"
+BROADCASTS = "tests/crash/test_broadcasts.py::"
 INTERRUPTED = "tests/broker/test_interrupted.py::"
 BETWEEN = "tests/attach/test_interrupted.py::"
 
@@ -1426,6 +1427,41 @@ MUTANTS = [
         "  shmi_queue_use_turn(s, shmi_gang_domain(s), r->frame.priority, r->frame.slot);\n",
         "",
         IN_C + "test_f43_a_flood_of_gangs_lets_others_calls_and_gangs_pass_in_their_turns",
+    ),
+    Mutant(
+        "F44",
+        "csrc/broker/dispatch_helpers.c",
+        "else if (!shmi_dispatch_must_catch_up(d, h)) shmi_dispatch_made_up(d, h);",
+        "else shmi_dispatch_made_up(d, h);",
+        BROADCASTS + "test_f44_a_helper_that_replaces_one_has_the_last_broadcasts_before_it_serves",
+    ),
+    Mutant(
+        "F44",
+        "csrc/broker/dispatch_broadcasts.c",
+        "    if (has_run) condemn(d, h);\n    else shmi_dispatch_spare(d, h);\n",
+        "    (void)has_run;\n    shmi_dispatch_spare(d, h);\n",
+        BROADCASTS + "test_f44_the_first_helper_raises_and_nothing_has_changed",
+    ),
+    Mutant(
+        "F44",
+        "csrc/broker/dispatch_helpers.c",
+        " ||\n                   shmi_dispatch_is_broadcast(&r->frame);",
+        ";",
+        BROADCASTS + "test_f44_the_first_helper_dies_and_another_is_the_first",
+    ),
+    Mutant(
+        "F44",
+        "csrc/broker/supervise_roles.c",
+        "      has_served ? 0 : in_a_row(",
+        "      0 * has_served + in_a_row(",
+        BROADCASTS + "test_f44_failed_broadcasts_end_no_launch",
+    ),
+    Mutant(
+        "F45",
+        "csrc/broker/dispatch_children.c",
+        "  while ((number = shmi_dispatch_drop_broadcast(d, slot, 0)) != SHMI_NONE) {",
+        "  while ((number = SHMI_NONE) != SHMI_NONE) {",
+        BROADCASTS + "test_f45_what_waits_for_its_turn_when_its_sender_dies_is_dropped",
     ),
     Mutant(
         "gangs",

@@ -11,7 +11,7 @@ import pytest
 from mutants.table import MUTANTS, NO_SWITCH, PENDING, THEMES
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-ROWS = [f"F{number:02}" for number in range(1, 44)]
+ROWS = [f"F{number:02}" for number in range(1, 46)]
 NAMES = [f"{mutant.row}-{mutant.test.rpartition('::')[2]}" for mutant in MUTANTS]
 
 

@@ -57,10 +57,10 @@ tells whether that was its type
 
 `BroadcastError` | the function raised in one of the helpers that a [broadcast](child/README.md#broadcasts)
 was for: a `RemoteError` with `.helper`, and `.has_effect`, which says whether the broadcast stands
-  tests/broker/test_broadcast.py::test_the_first_helper_raises_and_nothing_has_changed
+  tests/crash/test_broadcasts.py::test_f44_the_first_helper_raises_and_nothing_has_changed
 
 fix the function or its arguments; that helper is replaced
-  tests/broker/test_broadcast.py::test_another_helper_raises_the_broadcast_stands_and_that_one_is_replaced
+  tests/crash/test_broadcasts.py::test_f44_another_helper_raises_the_broadcast_stands_and_that_one_is_replaced
 
 `NotAllowed` | a program of another user broadcast | call the function instead, or have the broker
 started with `--trust-group`
@@ -183,7 +183,7 @@ Each event is one [line of the log](#what-the-log-says), with the cause, the act
 stack.
   tests/crash/test_children.py::test_every_death_is_one_line_with_cause_action_and_where_the_stack_is
 
-[The whole list](../../tests/crash/README.md) has 43 rows, and a test for each.
+[The whole list](../../tests/crash/README.md) has 45 rows, and a test for each.
   tests/unit/test_promises.py::test_numbers_of_the_pages_are_those_of_the_code
   tests/unit/test_faults.py::test_every_row_has_a_test_and_every_test_a_row
 
