@@ -41,6 +41,10 @@ PROGRAM = """
         assert_type(batched.submit("a").result(), dict[str, int])
         assert_type(batched.options(timeout=1.0)("a"), dict[str, int])
         assert_type(next(batched.map(["a"])), dict[str, int])
+        assert_type(plain.broadcast(x, k=2), int)
+        assert_type(shmgpu.broadcast(batched, "a"), int)
+        assert_type(batched.options(timeout=1.0).broadcast("a"), int)
+        assert_type(plain.version, int)
 
     async def amain() -> None:
         assert_type(await batched.aio("a"), dict[str, int])
@@ -55,6 +59,8 @@ WRONG = {
     "plain()": "call-arg",
     "batched(None, 'a')": "call-arg",
     "batched.submit(5)": "arg-type",
+    "batched.broadcast(5)": "arg-type",
+    "shmgpu.broadcast(batched, 5)": "arg-type",
     "shmgpu.function(arrays='jax')": "call-overload",
     "shmgpu.function(mutates='yes')": "call-overload",
 }
