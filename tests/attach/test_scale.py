@@ -160,11 +160,28 @@ def test_a_call_bound_to_one_that_is_gone_fails_and_names_the_reason(place):
     assert "none of the helpers asked for exists" in said[1]
 
 
+STOPPED = f"""
+import os, signal, time, shmgpu
+from shmgpu.attach import control
+shmgpu.connect()
+while (row := shmgpu.stats()["helpers"][1])["state"] != {READY}: time.sleep(0.01)
+os.kill(row["pid"], signal.SIGSTOP)
+control.scale(1)
+until = time.monotonic() + 20
+while shmgpu.stats()["helpers"][1]["state"] != {ABSENT}:
+    assert time.monotonic() < until
+    time.sleep(0.01)
+"""
+
+
 def test_the_log_says_what_was_scaled_and_what_was_refused(tmp_path):
+    """And one that is let go and does not end is killed, when it has had its time."""
     place = Place(tmp_path)
-    with place.up("--helpers", "few=1", "--max-helpers", "few=2", SHMGPU_LOG="info") as broker:
+    more = {"SHMGPU_LOG": "info", "SHMGPU_GRACE": "0.2"}
+    with place.up("--helpers", "few=1", "--max-helpers", "few=2", **more) as broker:
         scale(place, "2")
         assert place.run("shmgpu", "scale", "9")[0] == 1
+        place.program(STOPPED)
         broker.process.send_signal(signal.SIGTERM)
         log = broker.end()
     assert "scaled role=parent pool=few helpers=2 before=1" in log
