@@ -45,8 +45,10 @@ TEST(the_first_that_belongs_to_one_of_the_calls_is_taken_out_and_no_other) {
   push(60);
   pop(60);
   push(10); /* 61 to 70, around the end */
-  const uint64_t wanted[] = {68, 66, 99}, none[] = {60, 71};
-  CHECK_EQ(shmi_replies_take(&queue, none, 2), -1);
+  /* None of them is there: those were popped, and behind the end lies what was there before. */
+  const uint64_t wanted[] = {68, 66, 99}, none[] = {60, 71, 7}, beside[] = {99, 66};
+  CHECK_EQ(shmi_replies_take(&queue, none, 3), -1);
+  CHECK_EQ(shmi_replies_take(&queue, beside, 1), -1);
   CHECK_EQ(queue.count, 10);
   CHECK_EQ(shmi_replies_take(&queue, wanted, 3), 1);
   CHECK_EQ(shmi_replies_take(&queue, wanted, 3), 0);

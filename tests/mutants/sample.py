@@ -68,6 +68,7 @@ unfit: set[str] = set()  # tests that fail without any change
 passing: dict[Mutation, through.Passing] = {}  # what the marked copy told
 seconds_of: dict[str, float] = {}  # of each test, there
 newer: dict[str, frozenset[str]] = {}  # files of tests that were changed since: tests known then
+unmarked: set[str] = set()  # C tests of which the marks tell nothing
 partly: dict[str, frozenset[str]] = {}  # those of whose tests some were run there: which
 
 
@@ -164,10 +165,11 @@ def to_run(mutation: Mutation) -> Iterator[list[str]]:
         return
     rank = {file: number for number, file in enumerate(files)}
     yield from ([f"{file}::"] for file in newer if rank.get(file, len(rank)) < NEAR)
-    programs = [test for test in told.tests if test.endswith(".c")]
-    yield from ([test] for test in sorted(programs, key=lambda test: rank.get(test, len(rank))))
+    yield from ([file] for file in files[:NEAR] if file in unmarked)
+    passed = [test for test in told.tests if test.endswith(".c")]
+    yield from ([test] for test in sorted(passed, key=lambda test: rank.get(test, len(rank))))
     alike: dict[str, list[str]] = {}  # of one function, with other parameters
-    for test in sorted(told.tests - set(programs), key=lambda test: seconds_of.get(test, 0.0)):
+    for test in sorted(told.tests - set(passed), key=lambda test: seconds_of.get(test, 0.0)):
         alike.setdefault(test.partition("[")[0], []).append(test)
     turn = {test: n.bit_length() for tests in alike.values() for n, test in enumerate(tests)}
 
@@ -366,15 +368,17 @@ def mark_c(tree: pathlib.Path, size: int, files: list[str]) -> None:
     """Run each C test, or some, with a map of its own."""
     quiet: dict[str, Any] = {"cwd": tree, "capture_output": True, "timeout": SUITE_S}
     with (KEPT / "programs.told").open("ab") as file:
-        for path in files or sorted(
-            str(p.relative_to(ROOT)) for p in ROOT.glob("tests/c/test_*.c")
-        ):
+        for path in files or c_programs():
             own = KEPT / "program"
             own.write_bytes(bytes(size))
             name = pathlib.Path(path).stem.removeprefix("test_")
             words = ["make", "ctest", "WARNINGS=-w", "JOBS=2", f"T={name}"]
             subprocess.run(words, env={**os.environ, "MUTANTS_MAP": str(own)}, **quiet)
             pickle.dump(("program", path, zlib.compress(own.read_bytes(), 1)), file)
+
+
+def c_programs() -> list[str]:
+    return sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/c/test_*.c"))
 
 
 def tests_of_python() -> list[str]:
@@ -389,6 +393,8 @@ def recall(mutations: list[Mutation]) -> None:
     wanted = [told.number(one.file, texts[one.file], one.start) for one in mutations]
     found = told.passing(wanted)
     passing.update({one: its for one, its in zip(mutations, found, strict=True) if any(its)})
+    ran = {test for phase, test, _ in told.records if phase == "program"}
+    unmarked.update(file for file in c_programs() if file not in ran)
     then = json.loads((KEPT / "tests.json").read_text())
     for file in tests_of_python():
         text = (ROOT / file).read_text()
