@@ -105,6 +105,11 @@ SHOWN = {
         r"loss from 2\.\d+ to 0\.[01]\d+",
         r"accuracy on pictures it has not seen: 9\d\.\d\d%",
     ],
+    "actor_learner.py": [
+        *(r" *\d+ \|[ *]{60}" for _ in range(10)),
+        *(r"   0 \+-{60}", r" +0 +\d+,\d+"),
+        r"\d+ times new weights, \d+,\d+ moments: \d+ of 500",
+    ],
     "tape_demo.py": [
         *("Nothing has been computed yet.", "", "Input tape", r" +message .*"),
         *(r" +waits .*" for _ in range(6)),
