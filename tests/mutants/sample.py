@@ -53,7 +53,7 @@ NOT_CHANGED = ("csrc/build_core.py", "csrc/shmgpu.h")
 FILE_S = 150.0  # for what is run at once
 CHUNK_S = 20.0  # of tests that pass through a place, as long as they took
 CHUNK_TESTS = 200
-FILE_TESTS_S = 20.0  # what a file of tests counts, whose tests are not known one by one
+FILE_TESTS_S = 20.0  # what a file of tests counts at most
 LATE = 4  # times what is granted of the tests' own time may pass on the clock, on a busy machine
 C_TEST_S = 300.0
 NEAR = 20  # files of tests, of which those that were changed since the marks are run, too
@@ -231,6 +231,17 @@ def seen_by(mutation: Mutation, text: str, tests: list[str]) -> str:
     return ""
 
 
+def cost(test: str) -> float:
+    """Seconds that a test takes, or a file: a slow one counts less, so that others are tried."""
+    if test in seconds_of:
+        return seconds_of[test]
+    file = test.removesuffix("::")
+    if test == file:
+        known = [taken for one, taken in seconds_of.items() if one.startswith(f"{file}::")]
+        return min(sum(known), FILE_TESTS_S) if known else FILE_TESTS_S
+    return FILE_TESTS_S
+
+
 def trial(mutation: Mutation, seconds: float) -> dict[str, Any]:
     """What became of it: ``seen`` and by which test, ``remark``, ``no build`` or ``survives``."""
     started, spent = time.monotonic(), 0.0
@@ -245,7 +256,7 @@ def trial(mutation: Mutation, seconds: float) -> dict[str, Any]:
             late = time.monotonic() - started
             if ran and (spent > seconds or late > LATE * seconds):
                 break
-            spent += sum(seconds_of.get(test, FILE_TESTS_S) for test in tests)
+            spent += sum(map(cost, tests))
             files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
             ran += [file for file in files if file not in ran]
             if by := seen_by(mutation, text, tests):
