@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import NamedTuple
 
 from shmgpu import core
 from shmgpu.codec.arrays import ArraySpec, aligned
@@ -26,6 +27,13 @@ REPORT_BYTES = core.BROADCAST_REPORT_BYTES
 
 _MOST_AT_ONCE = 1 << 30  # bytes: the kernel writes a little less than 2 GiB
 _NOBODY: Key = (0, 0, 0)
+
+
+class _Kept(NamedTuple):
+    """A call that was read from a file, and what makes arrays of its memory."""
+
+    call: DecodedCall
+    views: ArenaViews
 
 
 class Broadcasts:
@@ -58,6 +66,9 @@ class Broadcasts:
             return core.EBAD_FUNCTION, 0
         if isinstance(sent, RawRequest):  # no file says where its arrays lie
             return core.EBAD_FUNCTION, 0
+        if sent.hint is not None:
+            executor.reader.refused(slot, BadParams("a broadcast promises a result"))
+            return core.EBAD_PARAMS, core.UNREADABLE
         report = sent.with_values(sent.values, sent.kind)
         self._use_part(report)
         descriptor = -1
@@ -69,6 +80,10 @@ class Broadcasts:
             values = (type(error).__name__, str(error), "")
             with executor.writer.parking_nothing():
                 return executor.writer.put_values(core.ENO_MEMORY, report, values, key)
+        except Exception:  # no block may end a helper
+            core.broadcast_close(descriptor)
+            logger.exception("a broadcast could not be read again from its memory file")
+            return core.EBAD_PARAMS, core.UNREADABLE
         outcome = self._run(function, kept, report, key)
         if outcome[0] == core.OK and self._publish(descriptor) != core.OK:
             outcome = core.EREMOTE, 0  # it has run here, and the others will not have it
@@ -96,7 +111,7 @@ class Broadcasts:
         try:
             kept = self._read(function, descriptor)
             if block:
-                report = kept.with_values(kept.values, kept.kind)
+                report = kept.call.with_values(kept.call.values, kept.call.kind)
                 report.output_offset, report.output_bytes = executor.reader.output_of(block, slot)
                 self._use_part(report)
         except Exception:
@@ -109,7 +124,7 @@ class Broadcasts:
             executor.helper.version = version
         return outcome
 
-    def _read(self, function: int, descriptor: int) -> DecodedCall:
+    def _read(self, function: int, descriptor: int) -> _Kept:
         """The arguments in a file. They live as long as anybody has one of them."""
         executor = self._executor
         memory = core.broadcast_map(descriptor)
@@ -120,19 +135,20 @@ class Broadcasts:
         )
         call = reader.read(function, memory[: int.from_bytes(memory[:4], "little")], 0)
         assert isinstance(call, DecodedCall)
-        if executor.functions[function].arrays_kind != "numpy":
-            views.tensors(call)
-        return call
+        return _Kept(call, views)
 
     def _run(
-        self, function: int, kept: DecodedCall, report: DecodedCall | None, key: Key
+        self, function: int, kept: _Kept, report: DecodedCall | None, key: Key
     ) -> tuple[int, int]:
         executor = self._executor
+        target = executor.functions[function]
         helper = executor.helper
         before = len(helper.later)
         helper.room = None
         try:
-            executor.run(executor.functions[function], kept)
+            if target.arrays_kind != "numpy":
+                kept.views.tensors(kept.call)  # which the call has from then on
+            executor.run(target, kept.call)
             executor.device.finish()
             return core.OK, 0
         except BaseException as error:
@@ -140,7 +156,7 @@ class Broadcasts:
             if report is None:
                 logger.error(
                     "%s, as it was last broadcast, failed: this helper ends and is replaced",
-                    executor.functions[function].name,
+                    target.name,
                     exc_info=error,
                 )
             with executor.writer.parking_nothing():

@@ -257,6 +257,19 @@ def test_what_cannot_be_broadcast_is_refused_in_a_sentence():
         assert set_weights.broadcast(np.zeros(1)) == 1
 
 
+@shmgpu.function
+def keep_tensors(helper, tensors):
+    helper.tensors = tensors
+
+
+def test_an_array_that_torch_cannot_have_is_an_error_of_the_sender():
+    with shmgpu.init(**TWO):
+        assert keep_tensors.broadcast([np.zeros(3), np.zeros(0), np.zeros((), "f2")]) == 1
+        with pytest.raises(shmgpu.BroadcastError, match="in helper"):
+            keep_tensors.broadcast(np.zeros(4, "M8[s]"))
+        assert keep_tensors.broadcast([]) == 2
+
+
 def test_what_the_machine_has_no_memory_to_keep_is_refused_and_no_helper_is_replaced(monkeypatch):
     def refuse(size_bytes):
         raise MemoryError("3 MiB are asked for in all, but the machine has 2 MiB to give")

@@ -186,6 +186,36 @@ def test_f44_a_helper_dies_while_it_runs_one_that_stands_and_its_successor_has_i
         assert versions_and_weights() == [(1, 7), (1, 7)]
 
 
+@shmgpu.function(arrays="numpy", hang_after=0.5)
+def hang_after_the_first(helper, weights, gate):
+    """Hangs in whichever helper is not the first that runs it, in its first life."""
+    try:
+        os.close(os.open(gate, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        while helper.generation == 1:
+            time.sleep(0.01)
+    helper.weights = weights
+
+
+def test_f44_a_helper_that_hangs_over_one_is_ended_and_its_successor_has_it(tmp_path, events):
+    with shmgpu.init(**TWO):
+        assert hang_after_the_first.broadcast(np.full(1, 4.0), str(tmp_path / "gate")) == 1
+        assert versions_and_weights() == [(1, 4), (1, 4)]
+        assert sorted(found[3] for found in everywhere()) == [1, 2]
+        (hung,) = events("helper_hung")
+        (died,) = events("helper_died")
+        assert died["function"] == "hang_after_the_first" and hung["role"] == died["role"]
+
+
+def test_f44_the_log_says_why_a_helper_was_replaced(events):
+    with shmgpu.init(helpers=1, devices="cpu", arena="4MiB"):
+        with pytest.raises(shmgpu.BroadcastError):
+            raise_always.broadcast(1)
+        assert see()[3] == 2
+        (died,) = events("helper_died")
+        assert died["cause"].startswith("a broadcast failed there")
+
+
 def test_f44_failed_broadcasts_end_no_launch():
     with shmgpu.init(helpers=1, devices="cpu", arena="4MiB"):
         for number in range(8):

@@ -35,6 +35,7 @@ from shmgpu.tensors.functions import EXECUTE
 
 FRAME = struct.Struct("<QQQHBBIBBHIQQQ")  # csrc/ipc/frame.h
 CALL, GROW = 1, 2
+BROADCAST = 32  # a flag of a CALL
 OPTIONS = {"helpers": 1, "devices": "cpu", "arena": "1MiB"}
 
 
@@ -70,8 +71,8 @@ def how_many(helper, size):
     return np.zeros(size, np.uint8)
 
 
-def raw_call(row, params, sequence=1, rows=1, key=0, pool=0, placement=0) -> bytes:
-    return FRAME.pack(row, params, sequence, 0, pool, CALL, 0, 0, 0, 0, rows, key, 0, placement)
+def raw_call(row, params, sequence=1, rows=1, key=0, pool=0, placement=0, flags=0) -> bytes:
+    return FRAME.pack(row, params, sequence, 0, pool, CALL, 0, 0, flags, 0, rows, key, 0, placement)
 
 
 def pipes_of(pid: int) -> dict[int, str]:
@@ -400,6 +401,33 @@ def test_f16_random_bytes_as_a_block_are_an_error_at_worst(function):
                 at = data.draw(st.integers(4, len(block) - 1))
                 block[at] = data.draw(st.integers(0, 255))
             own.send_block(function, bytes(block), key=data.draw(st.sampled_from([0, 1])))
+
+        damage()
+
+    stats = under_attack(attack)
+    assert stats["broker"]["protocol_errors"] == 0
+
+
+def test_f16_random_bytes_as_a_broadcast_are_an_error_at_worst():
+    def attack():
+        own = Attacker()
+        x = np.zeros((2, 16), "u8")
+        mine = own.block.address + 8192
+        hint = TreeLayout(b"A", [ArraySpec(by_name("uint64"), (2, 16))])
+        promising = make_block((x, 1, "text"), [mine], (mine, 4096), hint, True)
+        good = make_block((x, 1, "text"), [mine], (mine, 4096))
+        assert own.send_block(anything, promising, flags=BROADCAST) == core.EBAD_PARAMS
+        assert own.send_block(anything, good, flags=BROADCAST) == core.OK
+        own.send_block(EXECUTE["numpy"], good, flags=BROADCAST)  # reads blocks itself
+
+        @examples(60)
+        @given(st.data())
+        def damage(data):
+            block = bytearray(data.draw(st.sampled_from([good, promising])))
+            for _ in range(data.draw(st.integers(1, 4))):
+                at = data.draw(st.integers(4, len(block) - 1))
+                block[at] = data.draw(st.integers(0, 255))
+            own.send_block(anything, bytes(block), flags=BROADCAST)
 
         damage()
 
