@@ -367,12 +367,11 @@ class CudaDevice(Failures):
         return self._staging[:size]
 
     def _copy_in(self, destination: Any, tensor: Any) -> None:
-        """Enqueue a copy from the arena on the copy stream."""
+        """Enqueue a copy on the copy stream: from the arena, or from the file of a broadcast."""
         if tensor.nbytes == 0:
             return
         source = tensor
         if not self.is_registered(tensor):
-            self._warn("an argument lies in memory that is not registered")
             staged = self._stage(tensor.nbytes).view(tensor.dtype).view(tensor.shape)
             staged.copy_(tensor)
             source = staged
