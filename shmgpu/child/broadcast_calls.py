@@ -18,11 +18,10 @@ class BroadcastPlan(CallPlan):
     """What broadcasts of one function with one signature share."""
 
     __slots__ = ()
+    may_batch = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.batch_rows = 0
-        self.batch_units = 1
         self.output_bytes = core.BROADCAST_REPORT_BYTES * core.helper_slots()
 
     def new_call(self, arena: Arena) -> Call:

@@ -73,6 +73,8 @@ class CallPlan:
         "value_count",
     )
 
+    may_batch = True  # where its function does
+
     def __init__(
         self,
         row: int,
@@ -103,7 +105,8 @@ class CallPlan:
         self.fixed = declared is not None
         self.surprises = 0
         self.output_bytes = FIRST_OUTPUT_BYTES
-        self.batch_rows = _rows_of(arguments.specs, batch_max_rows, name)
+        most = batch_max_rows if self.may_batch else 0
+        self.batch_rows = _rows_of(arguments.specs, most, name)
         self.batch_units = self.batch_rows * units_per_row
         self.expect(declared)
 

@@ -166,6 +166,19 @@ def test_of_each_function_the_last_one_is_kept_and_those_before_are_freed():
         assert broker["kept_files"] == 2 and broker["kept_bytes"] < 4096
 
 
+@shmgpu.function(arrays="numpy", batch=8)
+def batched(helper, rows, also=()):
+    helper.weights = rows
+    return rows
+
+
+def test_a_batched_function_is_broadcast_alone_whatever_its_arrays_are():
+    with shmgpu.init(**TWO):
+        assert batched(np.ones((2, 3))).shape == (2, 3)
+        assert batched.broadcast(np.full(5, 3.0), (np.zeros(()), np.zeros((9, 2)))) == 1
+        assert versions_and_weights() == [(1, 3), (1, 3)]
+
+
 def test_pools_have_versions_of_their_own():
     @dataclasses.dataclass
     class Holder:
