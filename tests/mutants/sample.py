@@ -404,6 +404,17 @@ def recall(mutations: list[Mutation]) -> None:
     wanted = [told.number(one.file, texts[one.file], one.start) for one in mutations]
     found = told.passing(wanted)
     passing.update({one: its for one, its in zip(mutations, found, strict=True) if any(its)})
+    # Where nothing passes, what passes nearby may since, or may be made to by the change.
+    nearby = [
+        (one, number)
+        for one in mutations
+        if one not in passing
+        for number in told.above(one.file, texts[one.file], one.start)
+    ]
+    found = told.passing([[number] for _, number in nearby])
+    for (one, _), its in zip(nearby, found, strict=True):
+        if any(its):
+            passing.setdefault(one, its)
     ran = {test for phase, test, _ in told.records if phase == "program"}
     unmarked.update(file for file in c_programs() if file not in ran)
     then = json.loads((KEPT / "tests.json").read_text())

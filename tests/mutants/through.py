@@ -293,6 +293,14 @@ class Told:
             lines = [begin] if (begin := c_block_of(old, before + column)) else []
         return [self.numbers[file, one] for one in lines if (file, one) in self.numbers]
 
+    def above(self, file: str, text: str, at: int, most: int = 8) -> list[int]:
+        """So many marks before a position in a file, the nearest first."""
+        if (old := self.texts.get(file)) is None:
+            return []
+        line = older_line(old, text, text.count("\n", 0, at) + 1)
+        lines = sorted(one for name, one in self.numbers if name == file and one < line)
+        return [self.numbers[file, one] for one in reversed(lines[-most:])]
+
     def passing(self, wanted: list[list[int]]) -> list[Passing]:
         """What passed through any of each list of marks."""
         found: list[tuple[set[str], set[str]]] = [(set(), set()) for _ in wanted]

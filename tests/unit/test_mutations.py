@@ -320,6 +320,9 @@ def test_what_was_told_holds_for_a_text_that_was_changed_since(tmp_path):
         [at[2]], [at[3]], [at[4]], [at[3]],
     ]  # fmt: skip
     assert told.number("new.py", new, 0) == []
+    assert told.above("a.py", new, new.index("3")) == [at[3], at[2]]
+    assert told.above("a.py", new, new.index("3"), 1) == [at[3]]
+    assert told.above("a.py", new, new.index("if x")) == told.above("new.py", new, 0) == []
 
 
 def test_after_a_change_the_copy_is_as_before_with_all_that_was_built(tmp_path):
