@@ -43,7 +43,12 @@ NOT_CONSTRUCTED = """
     shmgpu.Membership shmgpu.Session shmgpu.Tensor shmgpu.arena.Block shmgpu.serve.Model
 """.split()
 # What signatures say of classes that are not public, where users know another name for it.
-KNOWN_AS = {"shmgpu.ops.graph.Node": "Tensor", "shmgpu.function_table.DeclaredFunction": "Function"}
+KNOWN_AS = {
+    "shmgpu.ops.graph.Node": "Tensor",
+    "shmgpu.tensors.elements.Readable": "Tensor",
+    "shmgpu.tensors.operands.Shown": "Tensor",
+    "shmgpu.function_table.DeclaredFunction": "Function",
+}
 # Names that pages use of other things, too: to be meant here, they need their module before them.
 AMBIGUOUS = {"Tensor", *dir(builtins)}
 MAP = pathlib.Path("shmgpu/README.md")  # the page that lists the public names
