@@ -18,10 +18,13 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILDER = ROOT / ".site" / "build.py"
 MODULES = ("amp", "arena", "debug", "errors", "nn", "optim", "serve")
 
-pytestmark = pytest.mark.skipif(
-    not BUILDER.exists() or not (ROOT / "shmgpu").is_dir(),
-    reason="the pages are not beside these tests",
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not BUILDER.exists() or not (ROOT / "shmgpu").is_dir(),
+        reason="the pages are not beside these tests",
+    ),
+    pytest.mark.timeout(400),  # to build the site takes 40 s, and beside other tests two minutes
+]
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +35,7 @@ def site(tmp_path_factory):
     out = tmp_path_factory.mktemp("site")
     done = subprocess.run(
         [sys.executable, str(BUILDER), "--out", str(out)],
-        cwd=ROOT, capture_output=True, text=True, timeout=110,
+        cwd=ROOT, capture_output=True, text=True, timeout=380,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return out
