@@ -73,7 +73,8 @@ int shmi_listener_has_clients(void) {
 }
 
 static void send_away(client_t *client) {
-  shmi_descriptor_close(&client->fd); /* closing removes it from the poll set */
+  if (client->fd >= 0) shmi_process_table_unwatch(client->fd); /* a fork may have a copy yet */
+  shmi_descriptor_close(&client->fd);
 }
 
 void shmi_listener_close(void) {

@@ -108,6 +108,20 @@ static int watch(const shmi_process_t *process, int kind, int index) {
   return shmi_poll_set_add(&table.poll_set, process->pidfd, SHMI_POLL_READABLE, kind, index);
 }
 
+/* Before its descriptor is closed. Whoever was forked meanwhile may still have a copy of that, and
+ * would have its end told for as long: of whoever is in that place by then. */
+static void unwatch(const shmi_process_t *process) {
+  shmi_poll_set_remove(&table.poll_set, process->pidfd);
+}
+
+/* Whether a process that is watched has ended. */
+static int has_ended(shmi_process_t *process, int kind, int index, int *exit_status) {
+  unwatch(process);
+  if (shmi_process_reap(process, 0, exit_status)) return 1;
+  if (process->pid != 0) watch(process, kind, index);
+  return 0;
+}
+
 int shmi_process_table_two_pipes(int towards[2], int from[2], int *capacity) {
   int other = 0;
   int status = shmi_pipe_make(towards, 2, capacity);
@@ -278,6 +292,7 @@ int shmi_process_table_child_is_over(int index) { return table.children[index].i
 
 int shmi_process_table_release_child(int index) {
   int pid = table.children[index].process.pid;
+  unwatch(&table.children[index].process);
   shmi_process_forget(&table.children[index].process);
   return pid;
 }
@@ -360,7 +375,7 @@ int shmi_process_table_signal_child(int index, int signal) {
 static void helper_is_readable(int index) {
   helper_t *helper = &table.helpers[index];
   int exit_status = 0, pid = helper->process.pid, was_let_go = helper->was_let_go;
-  if (!shmi_process_reap(&helper->process, 0, &exit_status)) return;
+  if (!has_ended(&helper->process, WATCHED_HELPER, index, &exit_status)) return;
   helper->was_let_go = 0;
   table.alive.helpers--;
   table.observer->helper_ended(index, pid, exit_status, was_let_go);
@@ -370,9 +385,10 @@ static void child_is_readable(int index) {
   child_t *child = &table.children[index];
   int exit_status = 0, pid = child->process.pid;
   if (child->kind == SHMI_CHILD_FORKED) {
-    if (!shmi_process_reap(&child->process, 0, &exit_status)) return;
+    if (!has_ended(&child->process, WATCHED_CHILD, index, &exit_status)) return;
   } else {
     if (pid == 0) return;
+    unwatch(&child->process);
     shmi_process_forget(&child->process);
   }
   table.observer->child_ended(index, pid, exit_status);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import mmap
 import os
 import pathlib
 import re
@@ -364,6 +365,71 @@ def test_f21_a_stranger_that_got_the_pid_of_a_dead_role_is_never_signalled(tmp_p
     not_first = ("sh", "-c", '"$@"; exit $?', "sh")
     out = programs.result(a_pid_is_used_again, tmp_path, before=(*namespace, *not_first))
     assert out == ["[[1.0]]", "[None]"]
+
+
+# ---- whoever leaves, and whoever comes then ----------------------------------------------------
+
+
+def leaves_while_another_has_a_copy():
+    """A process that is being forked has copies of the parent's descriptors, for as long as it
+    takes to close them: here for much longer."""
+    armed = mmap.mmap(-1, 1)
+    keep, end = os.pipe()
+
+    def keep_copies():
+        if armed[0]:
+            armed[0] = 0
+            if os.fork() == 0:
+                os.read(keep, 1)
+                os._exit(0)
+
+    os.register_at_fork(after_in_child=keep_copies)
+
+    def client(towards, back):
+        with shmgpu.claim():
+            os.write(back, b"%d" % os.getpid())
+            os.read(towards, 1)
+            try:
+                os.write(back, b"%d" % add_one(np.zeros(1))[0])
+            except shmgpu.BrokerDied:
+                os.write(back, b"0")
+        os.write(back, b"left")
+        os.read(towards, 1)
+        os._exit(0)
+
+    def begin():
+        asked, ask = os.pipe()
+        told, tell = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                client(asked, tell)
+            finally:
+                os._exit(1)
+        os.read(told, 20)
+        return pid, ask, told
+
+    with shmgpu.init(helpers=1, slots=1):
+        first, ask, told = begin()
+        armed[0] = 1
+        with contextlib.suppress(shmgpu.HelperDied):
+            die()
+        until(lambda: not armed[0], "a copy is kept")
+        os.write(ask, b"x")
+        assert [os.read(told, 1), os.read(told, 4)] == [b"1", b"left"]
+        second, ask_second, told_second = begin()  # in the same place
+        os.write(ask, b"x")
+        os.waitpid(first, 0)
+        time.sleep(0.05)  # what must not come has no end to wait for
+        os.write(ask_second, b"x")
+        say(os.read(told_second, 1) == b"1")
+        os.write(ask_second, b"x")
+        os.write(end, b"x")
+        say(os.waitpid(second, 0)[1])
+
+
+def test_the_end_of_a_program_that_has_left_is_nobody_elses():
+    assert programs.result(leaves_while_another_has_a_copy) == ["True", "0"]
 
 
 if __name__ == "__main__":
