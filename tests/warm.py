@@ -364,17 +364,31 @@ def stamp_of(path: str) -> tuple[int, int] | None:
 
 
 def read_before(folder: pathlib.Path) -> None:
-    """Read the code of a package's modules; theirs, unless their files have changed since."""
-    loader = importlib.machinery.SourceFileLoader
-    read, kept = loader.get_code, {}
+    """Read the code of a package's modules; theirs, unless their files have changed since.
+
+    Other modules are found as ever: this must not stand in their tracebacks.
+    """
+    plain, kept = importlib.machinery.SourceFileLoader, {}
     for path in map(str, folder.rglob("*.py")):
-        kept[path] = stamp_of(path), loader("", path).get_code("")
+        kept[path] = stamp_of(path), plain("", path).get_code("")
 
-    def get_code(self: Any, name: str) -> types.CodeType | None:
-        stamp, code = kept.get(self.path, (None, None))
-        return code if stamp and stamp == stamp_of(self.path) else read(self, name)
+    class ReadBefore(plain):  # type: ignore[misc, valid-type]
+        def get_code(self, fullname: str) -> types.CodeType | None:
+            stamp, code = kept.get(self.path, (None, None))
+            is_theirs = stamp is not None and stamp == stamp_of(self.path)
+            return code if is_theirs else super().get_code(fullname)
 
-    loader.get_code = get_code  # type: ignore[method-assign]
+    ways = [
+        (ReadBefore if loader is plain else loader, endings)
+        for loader, endings in importlib._bootstrap_external._get_supported_file_loaders()  # type: ignore[attr-defined]
+    ]
+
+    def finder(path: str) -> Any:
+        if not f"{path}/".startswith(f"{folder}/"):
+            raise ImportError(path)
+        return importlib.machinery.FileFinder(path, *ways)
+
+    sys.path_hooks.insert(0, finder)
 
 
 if __name__ == "__main__":
