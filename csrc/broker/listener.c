@@ -73,7 +73,7 @@ int shmi_listener_has_clients(void) {
 }
 
 static void send_away(client_t *client) {
-  if (client->fd >= 0) shmi_process_table_unwatch(client->fd); /* a fork may have a copy yet */
+  shmi_process_table_unwatch(client->fd);
   shmi_descriptor_close(&client->fd);
 }
 

@@ -102,21 +102,23 @@ int shmi_process_table_watch(int fd, int client) {
   return shmi_poll_set_add(&table.poll_set, fd, SHMI_POLL_READABLE, WATCHED_CLIENT, client);
 }
 
+/* Before the descriptor is closed. Whoever was forked meanwhile may still have a copy of it, and
+ * what comes there would be told for as long: of whoever is in that place by then. */
 void shmi_process_table_unwatch(int fd) { shmi_poll_set_remove(&table.poll_set, fd); }
 
 static int watch(const shmi_process_t *process, int kind, int index) {
   return shmi_poll_set_add(&table.poll_set, process->pidfd, SHMI_POLL_READABLE, kind, index);
 }
 
-/* Before its descriptor is closed. Whoever was forked meanwhile may still have a copy of that, and
- * would have its end told for as long: of whoever is in that place by then. */
-static void unwatch(const shmi_process_t *process) {
-  shmi_poll_set_remove(&table.poll_set, process->pidfd);
+/* It is watched no more, and its number may be another's. */
+static void forget(shmi_process_t *process) {
+  shmi_process_table_unwatch(process->pidfd);
+  shmi_process_forget(process);
 }
 
 /* Whether a process that is watched has ended. */
 static int has_ended(shmi_process_t *process, int kind, int index, int *exit_status) {
-  unwatch(process);
+  shmi_process_table_unwatch(process->pidfd);
   if (shmi_process_reap(process, 0, exit_status)) return 1;
   if (process->pid != 0) watch(process, kind, index);
   return 0;
@@ -292,8 +294,7 @@ int shmi_process_table_child_is_over(int index) { return table.children[index].i
 
 int shmi_process_table_release_child(int index) {
   int pid = table.children[index].process.pid;
-  unwatch(&table.children[index].process);
-  shmi_process_forget(&table.children[index].process);
+  forget(&table.children[index].process);
   return pid;
 }
 
@@ -388,8 +389,7 @@ static void child_is_readable(int index) {
     if (!has_ended(&child->process, WATCHED_CHILD, index, &exit_status)) return;
   } else {
     if (pid == 0) return;
-    unwatch(&child->process);
-    shmi_process_forget(&child->process);
+    forget(&child->process);
   }
   table.observer->child_ended(index, pid, exit_status);
 }
