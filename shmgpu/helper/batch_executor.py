@@ -63,8 +63,7 @@ class BatchExecutor(Executor):
                 if not isinstance(call, DecodedCall) or call.rows is None:
                     raise BadParams("the call has no rows that a batch could be made of")
             except BadParams as error:
-                self.reader.refused(slot, error)
-                outcomes[index] = (core.EBAD_PARAMS, core.UNREADABLE)
+                outcomes[index] = self.refuse(slot, error)
                 continue
             except KeyError:
                 outcomes[index] = (core.EBAD_FUNCTION, 0)

@@ -57,18 +57,13 @@ class Broadcasts:
         executor = self._executor
         key = (sequence, slot, generation)
         executor.helper.caller = (slot, generation)
-        try:
-            sent = executor.reader.read(function, block, slot)
-        except BadParams as error:
-            executor.reader.refused(slot, error)
-            return core.EBAD_PARAMS, core.UNREADABLE
-        except KeyError:
-            return core.EBAD_FUNCTION, 0
+        sent = executor.find(function, block, slot)
         if isinstance(sent, RawRequest):  # no file says where its arrays lie
             return core.EBAD_FUNCTION, 0
+        if isinstance(sent, tuple):
+            return sent
         if sent.hint is not None:
-            executor.reader.refused(slot, BadParams("a broadcast promises a result"))
-            return core.EBAD_PARAMS, core.UNREADABLE
+            return executor.refuse(slot, BadParams("a broadcast promises a result"))
         report = sent.with_values(sent.values, sent.kind)
         self._use_part(report)
         descriptor = -1

@@ -94,17 +94,29 @@ class Executor:
         key = (sequence, slot, generation)
         self.helper.caller = (slot, generation)
         if call is None or call.function != function or call.slot != slot:
-            try:
-                found = self.reader.read(function, block, slot)
-            except BadParams as error:
-                self.reader.refused(slot, error)
-                return core.EBAD_PARAMS, core.UNREADABLE
-            except KeyError:
-                return core.EBAD_FUNCTION, 0
+            found = self.find(function, block, slot)
             if isinstance(found, RawRequest):
                 return self._serve_raw(self.functions[function], found, key)
+            if isinstance(found, tuple):
+                return found
             call = found
         return self._serve_decoded(self.functions[function], call, key)
+
+    def find(
+        self, function: int, block: bytes, slot: int
+    ) -> DecodedCall | RawRequest | tuple[int, int]:
+        """The call in a block; (status, value) to answer where there is none."""
+        try:
+            return self.reader.read(function, block, slot)
+        except BadParams as error:
+            return self.refuse(slot, error)
+        except KeyError:
+            return core.EBAD_FUNCTION, 0
+
+    def refuse(self, slot: int, error: BadParams) -> tuple[int, int]:
+        """(status, value) to answer to a block that says nonsense, which is logged."""
+        self.reader.refused(slot, error)
+        return core.EBAD_PARAMS, core.UNREADABLE
 
     def serve_gang(
         self,
@@ -240,8 +252,7 @@ class Executor:
         try:
             offset, available = self.reader.output_of(self.read(params, size), slot)
         except BadParams as error:
-            self.reader.refused(slot, error)
-            return core.EBAD_PARAMS, core.UNREADABLE
+            return self.refuse(slot, error)
         needed = len(parked.blob)
         if needed > available:
             return core.EBAD_PARAMS, core.UNREADABLE
