@@ -364,7 +364,7 @@ def stamp_of(path: str) -> tuple[int, int] | None:
 
 
 def read_before(folder: pathlib.Path) -> None:
-    """Read the code of a package's modules; theirs, unless their files have changed since.
+    """Read the code of a package's modules, which is theirs unless their files change.
 
     Other modules are found as ever: this must not stand in their tracebacks.
     """
@@ -375,8 +375,8 @@ def read_before(folder: pathlib.Path) -> None:
     class ReadBefore(plain):  # type: ignore[misc, valid-type]
         def get_code(self, fullname: str) -> types.CodeType | None:
             stamp, code = kept.get(self.path, (None, None))
-            is_theirs = stamp is not None and stamp == stamp_of(self.path)
-            return code if is_theirs else super().get_code(fullname)
+            is_as_it_was = stamp is not None and stamp == stamp_of(self.path)
+            return code if is_as_it_was else super().get_code(fullname)
 
     ways = [
         (ReadBefore if loader is plain else loader, endings)

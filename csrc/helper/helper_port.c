@@ -333,8 +333,9 @@ static void clear(const shmi_frame_t *frame) {
   shm_helper_finish(frame->delivery, is_good ? SHM_OK : SHM_EBAD_PARAMS, 0);
 }
 
-/* Take the files that were sent. Slots have new occupants: map their memory files. The host was told before (SHM_EINTR) and has
- * released what it kept of the old ones. No queued call belongs to an old occupant. */
+/* Take the files that were sent. Slots have new occupants: map their memory files. The host was told
+ * before (SHM_EINTR) and has released what it kept of the old ones. No queued call belongs to an old
+ * occupant. */
 static int settle_files(void) {
   for (; port.files_due > 0; port.files_due--) {
     int fd = -1, child = shmi_arena_take(port.files_fd, &fd);
