@@ -287,6 +287,9 @@ def beside_busy_processes(place: Place, environment: str) -> None:
 # ---- Ctrl-C --------------------------------------------------------------------------------
 
 ENDS_WITHIN_S = 20.0
+# What an interrupt reads as. The second is CPython's PyCapsule_Import, with which C extensions
+# (NumPy's, say) import: it puts its own ImportError in the place of whatever was raised.
+INTERRUPTS = ("KeyboardInterrupt", "PyCapsule_Import could not import module")
 
 
 @functools.cache
@@ -309,7 +312,7 @@ def interrupted(place: Place, environment: str, name: str, moment: float) -> Non
             os.killpg(process.pid, signal.SIGINT)
         ended = one.end(process, ENDS_WITHIN_S)
         by_signal = ended.status in (130, -signal.SIGINT)
-        by_exception = ended.status != 0 and "KeyboardInterrupt" in ended.err
+        by_exception = ended.status != 0 and any(words in ended.err for words in INTERRUPTS)
         if not (by_signal or by_exception or ended.status == 0):
             raise Failed(f"after {after_s:.2f} s: status {ended.status}\n{ended.out}{ended.err}")
 
