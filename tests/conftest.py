@@ -194,6 +194,8 @@ mappings = Mappings()
 
 
 def everything(again: bool = False) -> Left:
+    if warm.current is not None:
+        warm.current.wait_for_adopted()
     return {
         **open_descriptors(),
         **census.take(again),

@@ -78,6 +78,7 @@ class Warm:
         self._begin = subprocess.Popen._execute_child  # type: ignore[attr-defined]
         self._names = inspect.signature(self._begin)
         self.started = 0  # programs, so far
+        self.adopted: set[int] = set()  # what others had started, and became ours as one began
         self._owner = os.getpid()  # whose child each fork is; what a test forks has none
         self._turn = threading.Lock()
         with theirs:
@@ -164,7 +165,9 @@ class Warm:
             pickle.dump(request, file)
             file.flush()
             # Whoever waits forks twice and ends the one between; its child is then handed to us.
+            # So is, at this moment, a broker that a program begins: it forks twice, too.
             with self._turn:
+                before = children()
                 prctl(PR_SET_CHILD_SUBREAPER, 1)
                 try:
                     fds = array.array("i", [file.fileno(), *descriptors])
@@ -173,10 +176,32 @@ class Warm:
                     answer = self._line.recv(64)
                 finally:
                     prctl(PR_SET_CHILD_SUBREAPER, 0)
+                more = children() - before
         if not answer:
             raise RuntimeError("The process with torch that waits for tests has ended.")
+        (pid,) = struct.unpack("i", answer)
         self.started += 1
-        return struct.unpack("i", answer)[0]
+        self.adopted |= more - {pid}
+        return pid
+
+    def wait_for_adopted(self) -> None:
+        """Let those of the adopted go that have ended: nobody else waits for them."""
+        for pid in list(self.adopted):
+            try:
+                is_over = os.waitpid(pid, os.WNOHANG)[0] == pid
+            except ChildProcessError:
+                is_over = True
+            if is_over:
+                self.adopted.remove(pid)
+
+
+def children() -> set[int]:
+    """Our own, of all our threads; none where the kernel doesn't tell."""
+    found: set[int] = set()
+    for path in pathlib.Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found.update(map(int, path.read_text().split()))
+    return found
 
 
 def early(environment: Any) -> dict[str, str]:

@@ -243,20 +243,18 @@ def test_long_outputs_are_written_as_one_array(datatype):
 
 def test_a_client_that_leaves_while_its_request_is_read_is_forgotten(server):
     body = request("[" + "0.5," * 999_999 + "0.5]", [1_000_000])
-    for _ in range(3):
-        with pytest.raises(OSError):
-            _left(server, body)
+    for after_s in (0.001, 0.01, 0.03):
+        _left(server, body, after_s)
     servers.until(lambda: server.pending() == 0, "nothing is pending")
     assert server.ask("POST", INFER, request("[1]", [1]))[0] == 200
 
 
-def _left(server, body):
-    connection = http.client.HTTPConnection(server.host, server.port, timeout=0.05)
-    try:
+def _left(server, body, after_s):
+    with contextlib.closing(http.client.HTTPConnection(server.host, server.port)) as connection:
         connection.request("POST", INFER, body)
-        connection.getresponse()
-    finally:
-        connection.close()
+        connection.sock.settimeout(after_s)
+        with contextlib.suppress(TimeoutError):  # a quick machine may answer the last one
+            connection.getresponse()
 
 
 def test_what_changes_the_state_has_small_bodies(server):

@@ -140,6 +140,26 @@ def test_threads_start_programs_at_once(waiting):
     assert sorted(said) == [(0, [str(number), str(os.getpid())]) for number in range(8)]
 
 
+def test_what_is_adopted_as_a_program_starts_is_waited_for(waiting, monkeypatch):
+    adopted = []
+    set_option = warm.prctl
+
+    def prctl(option, value):
+        set_option(option, value)
+        if value:  # a program starts just now, and somebody else's child loses its parent
+            shell = ["/bin/sh", "-c", "sleep 1000 >/dev/null & echo $!"]
+            adopted.append(int(subprocess.check_output(shell)))
+
+    monkeypatch.setattr(warm, "prctl", prctl)
+    subprocess.run([sys.executable, "-c", ""], check=True)
+    assert adopted[0] in waiting.adopted
+    os.kill(adopted[0], signal.SIGKILL)
+    while waiting.adopted:
+        waiting.wait_for_adopted()
+    with pytest.raises(ProcessLookupError):
+        os.kill(adopted[0], 0)
+
+
 UNLIKE = {
     "a function before": {"preexec_fn": int},
     "threads": {"env": {"OMP_NUM_THREADS": "3"}},
