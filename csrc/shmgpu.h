@@ -80,7 +80,8 @@ enum shm_status {
   SHM_EHELPER_GONE = -39,
   SHM_EABORTED = -40,
   SHM_EBAD_GANG = -41,
-  SHM_ENOT_ALLOWED = -42
+  SHM_ENOT_ALLOWED = -42,
+  SHM_EQUEUE_FULL = -43
 };
 
 const char *shm_status_name(int status); /* "SHM_EARENA_FULL"; never NULL */
@@ -191,7 +192,10 @@ enum shm_sizes {
 
 /* One row of the function table. func == NULL makes a row for a binding: the message's func_ptr
  * is then the row's own address (*row), and helpers get the call from shm_helper_take. */
-enum shm_function_flags { SHM_FUNCTION_IDEMPOTENT = 1 };
+enum shm_function_flags {
+  SHM_FUNCTION_IDEMPOTENT = 1,
+  SHM_FUNCTION_DROPS_OLDEST = 2 /* with max_queue: the call that has waited longest ends instead */
+};
 typedef struct shm_function_config {
   const char *name;
   shm_func_t func;
@@ -200,6 +204,9 @@ typedef struct shm_function_config {
   uint32_t flags;
   uint64_t batch_delay_ns;     /* how long a batch may wait to fill; 0: greedy */
   uint64_t hang_after_ns;      /* after which a call counts as hung; 0: never */
+  uint32_t max_queue;          /* calls that may wait at once: one more ends with SHM_EQUEUE_FULL;
+                                * 0: any number */
+  uint32_t reserved;
 } shm_function_config_t;
 int shm_register_function(const shm_function_config_t *config, uint64_t *row);
 /* NULL when there is no such row. In an attached program the name is valid until the same thread
@@ -235,6 +242,8 @@ typedef struct shm_config {
   uint32_t listener_gid;       /* a group whose members may join beside the user; 0: none */
   int group_may_broadcast;     /* 1: so may members of that group, whose broadcasts outlive them */
   uint8_t helper_absent[64];   /* 1: no helper at first; shm_ask_scale may start one later */
+  int by_deadline;             /* 1: calls that any helper of a pool may run are served earliest
+                                  deadline first; 0: children take turns */
   char pool_name[16][32];      /* per pool: its name, for monitors */
   uint64_t idle_ns;            /* with SHM_UNTIL_TOLD: end when no program has been attached, and no
                                   call open, for so long; 0: never */
@@ -273,8 +282,10 @@ enum shm_event_kind {
   SHM_EVENT_HELPER_RETIRED = 18,  /* one that its pool no longer needs finished its work and ended */
   SHM_EVENT_SCALED = 19,          /* a pool (index) gets attempts helpers; before it had deaths */
   SHM_EVENT_IDLE = 20,            /* the broker ends: no program has been attached for delay_ns */
-  SHM_EVENT_SCALE_REFUSED = 21    /* a pool (index) was to get attempts helpers: see exit_status, and
+  SHM_EVENT_SCALE_REFUSED = 21,   /* a pool (index) was to get attempts helpers: see exit_status, and
                                      shm_error_detail() */
+  SHM_EVENT_PAUSED = 22,          /* a pool (index) starts no more calls */
+  SHM_EVENT_RESUMED = 23          /* and goes on */
 };
 /* Why the broker itself ended a process. */
 enum shm_reason {
@@ -342,6 +353,9 @@ int shm_ask(int connection_fd, int pool, int *before, int *manifest_fd);
 /* Have that pool run `helpers` helpers: missing ones are forked, surplus ones finish what they hold
  * and end. Returns when that has begun. */
 int shm_ask_scale(int connection_fd, int pool, int helpers, int *before);
+/* Have the helpers of that pool get nothing, so that calls wait, until is_paused is 0. Returns when
+ * that holds; what they have begun they finish. */
+int shm_ask_pause(int connection_fd, int pool, int is_paused);
 /* Have a broker with SHM_UNTIL_TOLD end when no program is attached and no call is open. Attached
  * programs may stay as long as they like. */
 int shm_ask_retire(int connection_fd);
@@ -766,6 +780,9 @@ typedef struct shm_broker_stats {
   uint64_t kept_files;         /* now: the last broadcast of each function, for helpers to come */
   uint64_t kept_bytes;         /* in those */
   uint64_t pool_version[16];   /* by pool: see shm_broadcast_version */
+  uint64_t refused;            /* calls that ended because max_queue of their function waited */
+  uint32_t paused_pools;       /* now: a mask */
+  uint32_t reserved;
 } shm_broker_stats_t;
 
 int shm_get_broker_stats(shm_broker_stats_t *stats);

@@ -173,6 +173,7 @@ Statistics, errors, and single messages:
     GangAborted     a call on several helpers was given up, and changed nothing
     NoHelpers       no helper is left that could serve the call
     NotAllowed      another user's broker does not let this program do that
+    QueueFull       max_queue calls of the function wait already
     CallTimeout     the deadline passed
     CallCancelled   the call was removed from the queue
     ResultTooLarge  the result is larger than a helper keeps
@@ -222,6 +223,7 @@ from shmgpu.errors import (
     NoHelpers,
     NotAllowed,
     NotRunning,
+    QueueFull,
     RemoteError,
     ResultTooLarge,
     SessionError,
@@ -329,6 +331,7 @@ __all__ = [
     "NoHelpers",
     "NotAllowed",
     "NotRunning",
+    "QueueFull",
     "RemoteError",
     "ResultTooLarge",
     "Session",

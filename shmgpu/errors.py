@@ -22,6 +22,7 @@ __all__ = [
     "NoHelpers",
     "NotAllowed",
     "NotRunning",
+    "QueueFull",
     "RemoteError",
     "ResultTooLarge",
     "SessionError",
@@ -122,6 +123,10 @@ class NoHelpers(ShmError):
 
 class NotAllowed(ShmError, PermissionError):
     """The broker belongs to another user, who does not let this program do that."""
+
+
+class QueueFull(ShmError):
+    """As many calls of the function wait as its ``max_queue`` says."""
 
 
 class CallTimeout(ShmError, TimeoutError):

@@ -18,8 +18,11 @@ from typing import Any, cast
 
 from shmgpu import core
 from shmgpu.common.module_names import module_of
-from shmgpu.common.parsers import parse_bool, parse_seconds, shortened
+from shmgpu.common.parsers import one_of, parse_bool, parse_seconds, shortened, whole
 from shmgpu.errors import ConfigError
+
+_parse_max_queue = whole(1, core.MAX_CHILDREN * core.MAX_WINDOW)
+_parse_when_full = one_of("refuse", "drop_oldest")
 
 by_row: dict[int, DeclaredFunction] = {}
 _late: list[DeclaredFunction] = []  # decorated while a broker ran
@@ -159,6 +162,8 @@ class DeclaredFunction:
         idempotent: bool = False,
         timeout: float | None = None,
         hang_after: float | None = None,
+        max_queue: int | None = None,
+        when_full: str = "refuse",
         pool: Any = None,
         arrays: str = "torch",
         pickle: bool = False,
@@ -185,6 +190,12 @@ class DeclaredFunction:
         self.idempotent = parse_bool(idempotent, "idempotent")
         self.timeout = seconds_or_none(timeout, "timeout")
         self.hang_after = seconds_or_none(hang_after, "hang_after")
+        self.max_queue = 0 if max_queue is None else _parse_max_queue(max_queue, "max_queue")
+        self.drops_oldest = _parse_when_full(when_full, "when_full") == "drop_oldest"
+        if self.drops_oldest and not self.max_queue:
+            raise ConfigError(
+                f"when_full={when_full!r} says what happens beyond max_queue: give that, too"
+            )
         self.pool: str | None = pool
         self.arrays_kind = arrays
         self.pickle = parse_bool(pickle, "pickle")
@@ -202,6 +213,8 @@ class DeclaredFunction:
             "idempotent": idempotent,
             "timeout": timeout,
             "hang_after": hang_after,
+            "max_queue": max_queue,
+            "when_full": when_full,
             "pool": pool,
             "arrays": arrays,
             "pickle": pickle,
@@ -222,6 +235,8 @@ class DeclaredFunction:
             batch_delay_ns=int(delay * 1e9),
             hang_after_ns=int((self.hang_after or 0.0) * 1e9),
             idempotent=self.idempotent,
+            max_queue=self.max_queue,
+            drops_oldest=self.drops_oldest,
         )
         if status == core.ESEALED:
             _late.append(self)  # calls say so, with what to do; the next broker will know it

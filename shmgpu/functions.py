@@ -342,6 +342,8 @@ def function(
     idempotent: bool = False,
     timeout: float | None = None,
     hang_after: float | None = None,
+    max_queue: int | None = None,
+    when_full: Literal["refuse", "drop_oldest"] = "refuse",
     pool: str | None = None,
     arrays: Literal["torch", "numpy"] = "torch",
     pickle: bool = False,
@@ -356,6 +358,8 @@ def function(
     idempotent: bool = False,
     timeout: float | None = None,
     hang_after: float | None = None,
+    max_queue: int | None = None,
+    when_full: str = "refuse",
     pool: str | None = None,
     arrays: str = "torch",
     pickle: bool = False,
@@ -380,6 +384,10 @@ def function(
         idempotent: the call may run once more if its helper dies.
         timeout: seconds until a call raises CallTimeout.
         hang_after: seconds of execution after which the helper counts as hung and is replaced.
+        max_queue: how many of its calls may wait for a helper, all programs' together. By default
+            any number.
+        when_full: which call raises QueueFull when one more comes: ``"refuse"``, that one;
+            ``"drop_oldest"``, the one that has waited longest.
         pool: name of the helpers that run it; by default the first pool.
         arrays: ``"torch"``: arguments are tensors on ``helper.device``; ``"numpy"``: NumPy arrays.
         pickle: carry values of any type by pickling them; only for code you trust.
@@ -408,6 +416,8 @@ def function(
             idempotent=idempotent,
             timeout=timeout,
             hang_after=hang_after,
+            max_queue=max_queue,
+            when_full=when_full,
             pool=pool,
             arrays=arrays,
             pickle=pickle,

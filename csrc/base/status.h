@@ -87,6 +87,8 @@
     "the collective does not fit the call on several helpers that runs here")                      \
   X(SHM_ENOT_ALLOWED, -42,                                                                         \
     "the broker belongs to another user, whose programs alone may broadcast, because that lasts "  \
-    "when its sender has left: call the function, or have the broker started with --trust-group")
+    "when its sender has left: call the function, or have the broker started with --trust-group")  \
+  X(SHM_EQUEUE_FULL, -43,                                                                          \
+    "as many calls of the function wait as its max_queue says: call again later, or less often")
 
 #endif

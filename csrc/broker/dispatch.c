@@ -84,6 +84,18 @@ void shmi_dispatch_hold(shmi_dispatch_t *d, int on) {
   shmi_dispatch_flush_replies(d);
 }
 
+int shmi_dispatch_pause_pool(shmi_dispatch_t *d, int pool, int on) {
+  uint32_t *paused = &d->scoreboard->broker->paused_pools, bit = UINT32_C(1) << pool;
+  if (((*paused & bit) != 0) == (on != 0)) return 0;
+  *paused ^= bit;
+  shmi_schedule_pause_pool(d->schedule, pool, on);
+  if (on) return 1;
+  d->now_ns = shmi_clock_ns();
+  shmi_dispatch_hand_out(d);
+  shmi_dispatch_flush_replies(d);
+  return 1;
+}
+
 /* A reply that could not be written belongs to a child whose pipe is full, so it counts as
  * unread. */
 int shmi_dispatch_is_drained(const shmi_dispatch_t *d) {
@@ -117,7 +129,8 @@ int shmi_dispatch_create(shmi_dispatch_t **out, const shmi_dispatch_config_t *co
                                    .pools = config->pools,
                                    .window = config->window,
                                    .helper_pool = config->helper_pool,
-                                   .min_credit = config->min_credit};
+                                   .min_credit = config->min_credit,
+                                   .by_deadline = config->by_deadline};
   int status = opened == SHM_OK && d->children != NULL && d->helpers != NULL
                    ? shmi_schedule_create(&d->schedule, &policy)
                    : SHM_ESYSTEM;

@@ -32,6 +32,7 @@ typedef struct shmi_dispatch_config {
   const uint8_t *helper_pool;
   const uint8_t *min_credit;
   const uint8_t *helper_absent; /* 1: the slot is empty until a helper is added; NULL: none is */
+  int by_deadline;   /* see schedule.h */
   int supervisor_fd; /* readable when the supervisor has something to do */
 } shmi_dispatch_config_t;
 
@@ -116,6 +117,8 @@ uint64_t shmi_dispatch_hung(shmi_dispatch_t *dispatch, uint64_t now_ns, uint64_t
 void shmi_dispatch_was_stopped(shmi_dispatch_t *dispatch, uint64_t until_ns);
 /* on: hand out no more calls; what helpers hold is finished and answered. off: resume. */
 void shmi_dispatch_hold(shmi_dispatch_t *dispatch, int on);
+/* The same for one pool. Returns whether that changes anything. */
+int shmi_dispatch_pause_pool(shmi_dispatch_t *dispatch, int pool, int on);
 /* Is there no call that a helper holds, no result that waits for room, no reply that was not
  * read? */
 int shmi_dispatch_is_drained(const shmi_dispatch_t *dispatch);

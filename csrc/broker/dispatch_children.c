@@ -30,6 +30,19 @@ static int why_not_there(const shmi_dispatch_t *d, const shmi_frame_t *frame, ui
   return shmi_dispatch_why_gone(d, named & ~expected);
 }
 
+/* Another call of a function with a limit has come: whether it may wait. What helpers can take is
+ * handed out first, so that only those count that have to wait. */
+static int has_room(shmi_dispatch_t *d, const shmi_function_t *function) {
+  if (shmi_schedule_waiting(d->schedule, function) < function->max_queue) return 1;
+  shmi_dispatch_hand_out(d);
+  if (shmi_schedule_waiting(d->schedule, function) < function->max_queue) return 1;
+  d->scoreboard->broker->refused++;
+  if ((function->flags & SHM_FUNCTION_DROPS_OLDEST) == 0) return 0;
+  uint32_t oldest = shmi_schedule_take_oldest(d->schedule, function);
+  shmi_dispatch_answer_plain(d, oldest, SHM_EQUEUE_FULL);
+  return 1;
+}
+
 static void take_call(shmi_dispatch_t *d, int slot, shmi_frame_t *frame) {
   shmi_child_t *child = &d->children[slot];
   if (child->outstanding >= child->window) {
@@ -58,6 +71,9 @@ static void take_call(shmi_dispatch_t *d, int slot, shmi_frame_t *frame) {
     protocol_error(d, slot);
     return;
   }
+  if (status == SHM_OK && !is_broadcast && function->max_queue > 0 && !has_room(d, function)) {
+    status = SHM_EQUEUE_FULL;
+  }
   child->outstanding++;
   d->scoreboard->broker->submitted++;
   d->scoreboard->child_stats[slot].submitted++;
@@ -69,7 +85,7 @@ static void take_call(shmi_dispatch_t *d, int slot, shmi_frame_t *frame) {
   if (status != SHM_OK || is_broadcast) {
     uint32_t number = shmi_schedule_admit(d->schedule, frame, d->now_ns);
     if (number == SHMI_NONE) return;
-    /* pool, placement, function, block, right: answered, never queued */
+    /* pool, placement, function, block, right, limit: answered, never queued */
     if (status != SHM_OK) shmi_dispatch_answer_plain(d, number, status);
     else shmi_dispatch_take_broadcast(d, number, function);
     return;

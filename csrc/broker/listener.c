@@ -302,46 +302,72 @@ static void serve(client_t *client) {
   }
 }
 
-/* Answer how many helpers a pool has, after changing their number if that is asked for. */
+/* ---- commands ---- */
+
+/* Each carries out what it is named for, or says in a sentence why not. */
+
+static int scale(const shmi_hello_t *hello, char sentence[SHMI_ATTACH_SENTENCE_BYTES]) {
+  int most;
+  shmi_process_table_wanted(hello->pool, &most);
+  if (hello->helpers < 1 || hello->helpers > most) {
+    snprintf(sentence, SHMI_ATTACH_SENTENCE_BYTES,
+             "the pool can have from 1 to %d helpers: start the broker with a larger "
+             "--max-helpers to have more",
+             most);
+    return SHM_EBAD_CONFIG;
+  }
+  int status = shmi_process_table_scale(hello->pool, hello->helpers);
+  if (status != SHM_OK) {
+    snprintf(sentence, SHMI_ATTACH_SENTENCE_BYTES, "%s", shm_error_detail());
+  }
+  return status;
+}
+
+static int retire(const shmi_hello_t *hello, char sentence[SHMI_ATTACH_SENTENCE_BYTES]) {
+  (void)hello;
+  if (shmi_process_table_config()->persistent != SHM_UNTIL_TOLD) {
+    snprintf(sentence, SHMI_ATTACH_SENTENCE_BYTES, "the broker ends with who started it");
+    return SHM_EBAD_CONFIG;
+  }
+  shmi_process_table_retire(); /* attached programs may stay as long as they like */
+  return SHM_OK;
+}
+
+static int pause_pool(const shmi_hello_t *hello, char sentence[SHMI_ATTACH_SENTENCE_BYTES]) {
+  (void)sentence;
+  shmi_process_table_pause(hello->pool, hello->kind == SHMI_HELLO_PAUSE);
+  return SHM_OK;
+}
+
+typedef struct command {
+  int (*run)(const shmi_hello_t *hello, char sentence[SHMI_ATTACH_SENTENCE_BYTES]);
+  const char *whose; /* of the sentence that others get: who alone may ... */
+} command_t;
+
+static const command_t COMMANDS[] = {[SHMI_HELLO_SCALE] = {scale, "scale it"},
+                                     [SHMI_HELLO_RETIRE] = {retire, "have it end"},
+                                     [SHMI_HELLO_PAUSE] = {pause_pool, "pause it"},
+                                     [SHMI_HELLO_RESUME] = {pause_pool, "have it go on"}};
+
+static int carry_out(const client_t *client, const shmi_hello_t *hello,
+                     char sentence[SHMI_ATTACH_SENTENCE_BYTES]) {
+  int is_known = hello->kind >= 0 && hello->kind < (int)(sizeof COMMANDS / sizeof *COMMANDS);
+  const command_t *command = is_known ? &COMMANDS[hello->kind] : NULL;
+  if (command == NULL || command->run == NULL) return SHM_OK; /* it only asks */
+  if (may_command(client->fd)) return command->run(hello, sentence);
+  snprintf(sentence, SHMI_ATTACH_SENTENCE_BYTES,
+           "the broker belongs to another user, who alone may %s", command->whose);
+  return SHM_EREFUSED;
+}
+
+/* Answer how many helpers a pool has, after carrying out what is asked for. */
 static void serve_command(client_t *client, const shmi_hello_t *hello) {
-  char sentence[SHMI_ATTACH_SENTENCE_BYTES];
-  int most, before = shmi_process_table_wanted(hello->pool, &most), status = SHM_OK;
-  if (before < 0) {
-    refuse_command(client, hello, SHM_EBAD_POOL, "");
+  char sentence[SHMI_ATTACH_SENTENCE_BYTES] = "";
+  int most, before = shmi_process_table_wanted(hello->pool, &most);
+  int status = before >= 0 ? carry_out(client, hello, sentence) : SHM_EBAD_POOL;
+  if (status != SHM_OK) {
+    refuse_command(client, hello, status, sentence);
     return;
-  }
-  if (hello->kind == SHMI_HELLO_SCALE) {
-    if (!may_command(client->fd)) {
-      refuse_command(client, hello, SHM_EREFUSED,
-                     "the broker belongs to another user, who alone may scale it");
-      return;
-    }
-    if (hello->helpers < 1 || hello->helpers > most) {
-      snprintf(sentence, sizeof sentence,
-               "the pool can have from 1 to %d helpers: start the broker with a larger "
-               "--max-helpers to have more",
-               most);
-      refuse_command(client, hello, SHM_EBAD_CONFIG, sentence);
-      return;
-    }
-    status = shmi_process_table_scale(hello->pool, hello->helpers);
-    if (status != SHM_OK) {
-      snprintf(sentence, sizeof sentence, "%s", shm_error_detail());
-      refuse_command(client, hello, status, sentence);
-      return;
-    }
-  }
-  if (hello->kind == SHMI_HELLO_RETIRE) {
-    if (!may_command(client->fd)) {
-      refuse_command(client, hello, SHM_EREFUSED,
-                     "the broker belongs to another user, who alone may have it end");
-      return;
-    }
-    if (shmi_process_table_config()->persistent != SHM_UNTIL_TOLD) {
-      refuse_command(client, hello, SHM_EBAD_CONFIG, "the broker ends with who started it");
-      return;
-    }
-    shmi_process_table_retire(); /* attached programs may stay as long as they like */
   }
   shmi_welcome_t answer = {.magic = SHMI_ATTACH_MAGIC,
                            .version = SHMI_ATTACH_VERSION,

@@ -360,6 +360,12 @@ int shmi_process_table_scale(int pool, int helpers) {
   return status;
 }
 
+void shmi_process_table_pause(int pool, int on) {
+  if (!shmi_dispatch_pause_pool(table.dispatch, pool, on)) return; /* it was so before */
+  shmi_process_table_report(
+      (shm_event_t){.kind = on ? SHM_EVENT_PAUSED : SHM_EVENT_RESUMED, .index = pool});
+}
+
 /* ---- signalling and reaping ---- */
 
 void shmi_process_table_signal_helper(int index, int signal) {
@@ -430,6 +436,7 @@ int shmi_process_table_open(const shm_config_t *config, const shm_host_t *host) 
                                      .helper_pool = table.config.helper_pool,
                                      .min_credit = table.config.min_credit,
                                      .helper_absent = table.config.helper_absent,
+                                     .by_deadline = config->by_deadline,
                                      .supervisor_fd = table.poll_set.fd};
   shm_broker_stats_t *stats = shmi_scoreboard()->broker;
   stats->started_ns = shmi_clock_ns();

@@ -60,6 +60,8 @@ int shmi_process_table_helper_was_let_go(int index);
 int shmi_process_table_wanted(int pool, int *most);
 /* Have that many, from 1 to the most: start those that are missing, or let the last ones go. */
 int shmi_process_table_scale(int pool, int helpers);
+/* Have a pool's helpers get nothing (on), or go on. */
+void shmi_process_table_pause(int pool, int on);
 
 /* ---- children ---- */
 

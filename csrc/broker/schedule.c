@@ -222,7 +222,7 @@ int shmi_schedule_next(shmi_schedule_t *s, uint64_t now_ns, int *helper, uint32_
     if (h < 0) return 0;
     int domain = domain_for(s, h);
     int priority = 31 - __builtin_clz(s->domains[domain].ready);
-    uint32_t child = s->domains[domain].rings[priority].cursor - 1;
+    uint32_t child = shmi_queue_next_child(s, domain, priority);
     uint32_t number = shmi_queue_take_head(s, domain, priority, child);
     shmi_request_t *r = &s->requests[number];
     if (shmi_request_is_expired(r, now_ns)) {
@@ -284,7 +284,7 @@ int shmi_schedule_requeue(shmi_schedule_t *s, uint32_t number) {
 
 /* ---- taking out ---- */
 
-static void take_out(shmi_schedule_t *s, uint32_t number) {
+void shmi_take_out(shmi_schedule_t *s, uint32_t number) {
   if (s->requests[number].state == SHMI_REQUEST_HELD) shmi_hold_remove(s, number);
   else shmi_queue_remove(s, number);
 }
@@ -309,13 +309,13 @@ uint32_t shmi_schedule_cancel(shmi_schedule_t *s, int child, uint64_t sequence) 
       uint32_t n = shmi_queue_of(s, domain, priority, (uint32_t)child)->head;
       while (n != SHMI_NONE && s->requests[n].frame.sequence != sequence) n = s->requests[n].next;
       if (n != SHMI_NONE) {
-        take_out(s, n);
+        shmi_take_out(s, n);
         return n;
       }
     }
   }
   uint32_t held = find_held(s, child, 1, sequence);
-  if (held != SHMI_NONE) take_out(s, held);
+  if (held != SHMI_NONE) shmi_take_out(s, held);
   return held;
 }
 
@@ -327,7 +327,7 @@ uint32_t shmi_schedule_drop_child(shmi_schedule_t *s, int child) {
       found = shmi_queue_of(s, domain, priority, (uint32_t)child)->head;
     }
   }
-  if (found != SHMI_NONE) take_out(s, found);
+  if (found != SHMI_NONE) shmi_take_out(s, found);
   return found;
 }
 
@@ -341,7 +341,7 @@ static uint32_t take_out_of_domain(shmi_schedule_t *s, int domain) {
     uint32_t child = s->domains[domain].rings[priority].cursor - 1;
     number = shmi_queue_of(s, domain, priority, child)->head;
   }
-  if (number != SHMI_NONE) take_out(s, number);
+  if (number != SHMI_NONE) shmi_take_out(s, number);
   return number;
 }
 
@@ -391,6 +391,14 @@ void shmi_schedule_helper_down(shmi_schedule_t *s, int helper) {
 void shmi_schedule_spare_helper(shmi_schedule_t *s, int helper, int on) {
   uint64_t bit = UINT64_C(1) << helper;
   s->spared = on ? s->spared | bit : s->spared & ~bit;
+}
+
+void shmi_schedule_pause_pool(shmi_schedule_t *s, int pool, int on) {
+  for (int h = 0; h < s->config.helpers; h++) {
+    uint64_t bit = UINT64_C(1) << h;
+    if (s->helpers[h].pool == pool) s->paused = on ? s->paused | bit : s->paused & ~bit;
+  }
+  shmi_gang_keep_none(s); /* gangs that need these helpers cannot start now */
 }
 
 void shmi_schedule_set_weight(shmi_schedule_t *s, int child, uint32_t weight) {

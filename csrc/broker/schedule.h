@@ -12,6 +12,11 @@
  *   placement  a message bound to helpers by a mask is queued at the least loaded of those that
  *              exist, or will again; when that helper is gone for good, at another of them. All
  *              other messages are queued at their pool.
+ *   deadlines  where the broker is told to: what may run on any helper of a pool is served earliest
+ *              deadline first, whoever sent it; what has none comes after, in turns.
+ *   limits     how many calls of a function wait is counted where the function has a limit. What
+ *              happens beyond it is the dispatcher's to decide.
+ *   pauses     a helper of a paused pool gets nothing; what waits for it goes on waiting.
  *   batches    formed in gather(): the message at the head is joined by queued ones of its batch
  *              key, one for each child and round, up to max_rows. That counts as their children's
  *              turn. A batch goes out at once, unless its function asks for a delay: then messages
@@ -29,8 +34,9 @@
  *              are running means per function.
  *
  * Cost: every operation is O(1) in children and queued messages, except cancel and drop_child (the
- * child's own window), drop_helper, forming a batch (bounded by max_rows) and the search for a gang
- * (bounded by SHMI_GANG_LOOKS).
+ * child's own window), drop_helper, forming a batch (bounded by max_rows), the search for a gang
+ * (bounded by SHMI_GANG_LOOKS) and, by deadline, queueing (the child's own window) and choosing (the
+ * children that have something queued).
  *
  * Owns: requests and their queues. Must never: block, allocate after create, or drop a request
  * silently: whatever leaves a queue without being handed over is returned to the caller.
@@ -70,6 +76,7 @@ typedef struct shmi_request {
   uint8_t gang_has_run; /* gang: some helper has begun it */
   uint8_t has_effect;   /* broadcast: it has run on its first helper, and stands */
   uint32_t next, previous; /* in its queue */
+  uint32_t newer, older;   /* among the waiting calls of a function with a limit */
   uint16_t batch;          /* messages handed over together */
   uint8_t helper;
   uint8_t attempts;        /* how often it was handed over */
@@ -87,6 +94,7 @@ typedef struct shmi_schedule_config {
   uint32_t window; /* requests a child may have queued or in flight */
   const uint8_t *helper_pool;
   const uint8_t *min_credit; /* by pool; 0 means 1 */
+  int by_deadline;           /* earliest deadline first; 0: children take turns */
 } shmi_schedule_config_t;
 
 int shmi_schedule_create(shmi_schedule_t **out, const shmi_schedule_config_t *config);
@@ -145,6 +153,8 @@ void shmi_schedule_free(shmi_schedule_t *schedule, uint32_t number);
 /* Take the queued request of that sequence out: its number, or SHMI_NONE (unknown, or handed
  * over already). */
 uint32_t shmi_schedule_cancel(shmi_schedule_t *schedule, int child, uint64_t sequence);
+/* Take the call out that has waited longest of a function with a limit, or SHMI_NONE. */
+uint32_t shmi_schedule_take_oldest(shmi_schedule_t *schedule, const shmi_function_t *function);
 /* Take one queued request of the child out, until SHMI_NONE. */
 uint32_t shmi_schedule_drop_child(shmi_schedule_t *schedule, int child);
 /* This helper is gone for good: take out one request that waits for it alone, or, with pool_too,
@@ -158,6 +168,8 @@ void shmi_schedule_helper_up(shmi_schedule_t *schedule, int helper);
 void shmi_schedule_helper_down(shmi_schedule_t *schedule, int helper);
 /* on: the helper has no room for more, whatever its credit, and gets nothing until this is off. */
 void shmi_schedule_spare_helper(shmi_schedule_t *schedule, int helper, int on);
+/* on: helpers of the pool get nothing until this is off. */
+void shmi_schedule_pause_pool(shmi_schedule_t *schedule, int pool, int on);
 void shmi_schedule_set_weight(shmi_schedule_t *schedule, int child, uint32_t weight);
 
 /* When a held batch must be released, absolute ns; 0: nothing is held. */
@@ -165,6 +177,8 @@ uint64_t shmi_schedule_next_timer(const shmi_schedule_t *schedule);
 
 uint32_t shmi_schedule_queued(const shmi_schedule_t *schedule);
 uint32_t shmi_schedule_queued_of(const shmi_schedule_t *schedule, int child);
+/* How many calls of a function with a limit wait, broadcasts left out. */
+uint32_t shmi_schedule_waiting(const shmi_schedule_t *schedule, const shmi_function_t *function);
 uint32_t shmi_schedule_in_flight(const shmi_schedule_t *schedule, int helper);
 uint64_t shmi_schedule_estimate(const shmi_schedule_t *schedule, uint32_t function_index);
 

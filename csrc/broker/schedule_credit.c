@@ -13,7 +13,7 @@ uint64_t shmi_credit_estimate(const shmi_schedule_t *s, const shmi_request_t *r)
 
 int shmi_credit_allows(const shmi_schedule_t *s, int helper) {
   const shmi_load_t *h = &s->helpers[helper];
-  if (!h->up || (s->spared >> helper & 1) != 0) return 0;
+  if (!h->up || shmi_gets_nothing(s, helper)) return 0;
   if (h->in_flight < h->min_credit) return 1;
   if (h->outstanding_ns < SHMI_CREDIT_BUDGET_NS) return h->in_flight < SHMI_CREDIT_MAX;
   /* When more messages wait than all helpers of the pool can begin, one message ahead costs nobody

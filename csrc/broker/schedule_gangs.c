@@ -3,7 +3,9 @@
 
 enum { LOOKS_AT_A_CHILD = 4 /* of its gangs, before the next child's are looked at */ };
 
+/* Whether its members are there: one that is not may take long to come, or to go on. */
 static int all_are_up(const shmi_schedule_t *s, uint64_t mask) {
+  if ((mask & s->paused) != 0) return 0;
   for (; mask != 0; mask &= mask - 1) {
     if (!s->helpers[__builtin_ctzll(mask)].up) return 0;
   }
@@ -20,7 +22,7 @@ static int comes_first(const shmi_schedule_t *s, int helper, int priority) {
  * would wait for this one. Behind a gang of the same members, nobody waits. */
 static int can_begin_at(const shmi_schedule_t *s, int helper, uint64_t mask, int priority) {
   const shmi_load_t *h = &s->helpers[helper];
-  if (!h->up || (s->spared >> helper & 1) != 0 || comes_first(s, helper, priority)) return 0;
+  if (!h->up || shmi_gets_nothing(s, helper) || comes_first(s, helper, priority)) return 0;
   if (h->in_flight == 0) return 1;
   if (h->gangs != h->in_flight || h->gang_mask != mask) return 0;
   if (h->in_flight < h->min_credit) return 1;
@@ -84,7 +86,7 @@ int shmi_schedule_has_gangs(const shmi_schedule_t *s) {
 }
 
 /* Look at waiting gangs in the order of their turns. If one has to wait, those behind it do not get
- * its helpers. If it waits for a member that is down, which may take long, only gangs of the same
+ * its helpers. If it waits for a member that is down or paused, which may take long, only gangs of the same
  * child wait behind it, because a child's messages to a helper stay in order. */
 uint32_t shmi_schedule_next_gang(shmi_schedule_t *s, uint64_t now_ns) {
   const shmi_domain_t *domain = &s->domains[shmi_gang_domain(s)];

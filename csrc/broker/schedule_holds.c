@@ -14,7 +14,7 @@ static void hold_release(shmi_schedule_t *s, shmi_hold_t *hold) {
   uint32_t number = hold->head;
   while (number != SHMI_NONE) {
     uint32_t next = s->requests[number].next;
-    shmi_count_out(s, &s->requests[number]);
+    shmi_count_out(s, number);
     shmi_queue_put(s, number, 0);
     number = next;
   }
@@ -31,7 +31,7 @@ void shmi_hold_remove(shmi_schedule_t *s, uint32_t number) {
   if (r->next != SHMI_NONE) s->requests[r->next].previous = r->previous;
   else hold->tail = r->previous;
   hold->rows -= r->frame.rows;
-  shmi_count_out(s, r);
+  shmi_count_out(s, number);
   r->state = SHMI_REQUEST_TAKEN;
   r->hold = 0;
   if (hold->head == SHMI_NONE) {
@@ -72,8 +72,7 @@ int shmi_hold_put(shmi_schedule_t *s, uint32_t number, uint64_t now_ns) {
   else found->head = number;
   found->tail = number;
   found->rows += r->frame.rows;
-  s->queued++;
-  s->queued_of[r->frame.slot]++;
+  shmi_count_in(s, number);
   if (found->rows >= found->max_rows) hold_release(s, found);
   return 1;
 }

@@ -5,6 +5,7 @@
  * schedule_queues.c     queues of single children, and rings of children that take turns
  * schedule_holds.c      batches that are held until they are full or due
  * schedule_gangs.c      messages that run on several helpers at once
+ * schedule_limits.c     how many calls of a function wait, and which has waited longest
  * schedule_credit.c     how long calls take, and so how many a helper may hold
  *
  * A *domain* is a set of queues that one or more helpers serve: there is one domain for each pool,
@@ -65,6 +66,11 @@ typedef struct shmi_load { /* what a helper holds */
   uint8_t kept_above;      /* kept for a gang: takes only what is more urgent; 1 + that priority */
 } shmi_load_t;
 
+typedef struct shmi_waiting { /* calls of one function with a limit, by the time of their arrival */
+  uint32_t oldest, newest;
+  uint32_t count;
+} shmi_waiting_t;
+
 struct shmi_schedule {
   shmi_schedule_config_t config;
   size_t requests_bytes, queues_bytes;
@@ -85,7 +91,9 @@ struct shmi_schedule {
   uint32_t pool_up[SHM_MAX_POOLS]; /* helpers of each pool that are up */
   uint64_t kept;        /* mask of helpers that are kept for a gang */
   uint64_t owing;       /* mask of helpers that were given a gang, and nothing else since */
+  shmi_waiting_t waiting[SHM_MAX_FUNCTIONS];
   uint64_t spared;      /* mask of helpers that get nothing at all for now */
+  uint64_t paused;      /* mask of helpers whose pool gets nothing at all for now */
   uint64_t expected;    /* mask of helpers that exist, or will again */
   int run_helper;       /* the helper that got the last short messages, and how many more it gets: they */
   int run_left;         /* go to one helper in runs, because a wake-up costs more than they do */
@@ -108,10 +116,33 @@ static inline int shmi_most_urgent(const shmi_schedule_t *s, int helper) {
   return ready == 0 ? -1 : 31 - __builtin_clz(ready);
 }
 
+/* ---- schedule_limits.c ---- */
+
+void shmi_waiting_add(shmi_schedule_t *s, uint32_t number);
+void shmi_waiting_remove(shmi_schedule_t *s, uint32_t number);
+
+static inline int shmi_is_limited(const shmi_request_t *r) {
+  return r->function->max_queue > 0 && (r->frame.flags & SHMI_FRAME_BROADCAST) == 0;
+}
+
+/* Count in a request that waits from now on, wherever it does. */
+static inline void shmi_count_in(shmi_schedule_t *s, uint32_t number) {
+  const shmi_request_t *r = &s->requests[number];
+  s->queued++;
+  s->queued_of[r->frame.slot]++;
+  if (shmi_is_limited(r)) shmi_waiting_add(s, number);
+}
+
 /* Count out a request that no longer waits, wherever it did. */
-static inline void shmi_count_out(shmi_schedule_t *s, const shmi_request_t *r) {
+static inline void shmi_count_out(shmi_schedule_t *s, uint32_t number) {
+  const shmi_request_t *r = &s->requests[number];
   s->queued--;
   s->queued_of[r->frame.slot]--;
+  if (shmi_is_limited(r)) shmi_waiting_remove(s, number);
+}
+
+static inline int shmi_gets_nothing(const shmi_schedule_t *s, int helper) {
+  return ((s->spared | s->paused) >> helper & 1) != 0;
 }
 
 static inline int shmi_request_is_expired(const shmi_request_t *r, uint64_t now_ns) {
@@ -128,11 +159,15 @@ static inline void shmi_set_aside(shmi_schedule_t *s, uint32_t number) {
 /* The domain whose queue a message belongs in; -1: all helpers that it is bound to are gone, or one
  * of those that a gang needs. */
 int shmi_domain_of(const shmi_schedule_t *s, const shmi_frame_t *frame);
+/* Take out a message that waits, queued or held. */
+void shmi_take_out(shmi_schedule_t *s, uint32_t number);
 
 /* ---- schedule_queues.c ---- */
 
 void shmi_queue_put(shmi_schedule_t *s, uint32_t number, int at_front);
 void shmi_queue_remove(shmi_schedule_t *s, uint32_t number);
+/* The child whose message is next: by deadline where that is asked for, else by turns. */
+uint32_t shmi_queue_next_child(shmi_schedule_t *s, int domain, int priority);
 /* Take the message at the head of the child's queue, and count it as part of its turn. */
 uint32_t shmi_queue_take_head(shmi_schedule_t *s, int domain, int priority, uint32_t child);
 /* A message of the child was added to a batch, in its turn or before: in both cases its next

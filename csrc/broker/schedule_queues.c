@@ -43,30 +43,43 @@ static void ring_leave(shmi_schedule_t *s, int domain, int priority, uint32_t ch
   own->ring_next = own->ring_previous = 0;
 }
 
+/* What any helper of a pool may run has no order that its sender could rely on. */
+static int is_by_deadline(const shmi_schedule_t *s, int domain) {
+  return s->config.by_deadline && domain < s->config.pools;
+}
+
+static uint64_t due_ns(const shmi_request_t *r) {
+  return r->frame.deadline_ns != 0 ? r->frame.deadline_ns : UINT64_MAX;
+}
+
+/* The message of the queue that a new one goes before; SHMI_NONE: it goes last. */
+static uint32_t following(const shmi_schedule_t *s, const shmi_queue_t *q, const shmi_request_t *r,
+                          int at_front) {
+  if (!is_by_deadline(s, r->domain)) return at_front ? q->head : SHMI_NONE;
+  uint32_t found = SHMI_NONE;
+  for (uint32_t n = q->tail; n != SHMI_NONE; n = s->requests[n].previous) {
+    uint64_t due = due_ns(&s->requests[n]);
+    if (due < due_ns(r) || (due == due_ns(r) && !at_front)) break;
+    found = n;
+  }
+  return found;
+}
+
 void shmi_queue_put(shmi_schedule_t *s, uint32_t number, int at_front) {
   shmi_request_t *r = &s->requests[number];
   uint32_t child = r->frame.slot;
   shmi_queue_t *q = shmi_queue_of(s, r->domain, r->frame.priority, child);
   r->state = SHMI_REQUEST_QUEUED;
   r->hold = 0;
-  if (q->head == SHMI_NONE) {
-    r->next = r->previous = SHMI_NONE;
-    q->head = q->tail = number;
-    ring_enter(s, r->domain, r->frame.priority, child);
-  } else if (at_front) {
-    r->previous = SHMI_NONE;
-    r->next = q->head;
-    s->requests[q->head].previous = number;
-    q->head = number;
-  } else {
-    r->next = SHMI_NONE;
-    r->previous = q->tail;
-    s->requests[q->tail].next = number;
-    q->tail = number;
-  }
+  if (q->head == SHMI_NONE) ring_enter(s, r->domain, r->frame.priority, child);
+  r->next = following(s, q, r, at_front);
+  r->previous = r->next != SHMI_NONE ? s->requests[r->next].previous : q->tail;
+  if (r->previous != SHMI_NONE) s->requests[r->previous].next = number;
+  else q->head = number;
+  if (r->next != SHMI_NONE) s->requests[r->next].previous = number;
+  else q->tail = number;
   s->domains[r->domain].queued++;
-  s->queued++;
-  s->queued_of[child]++;
+  shmi_count_in(s, number);
 }
 
 void shmi_queue_remove(shmi_schedule_t *s, uint32_t number) {
@@ -78,7 +91,7 @@ void shmi_queue_remove(shmi_schedule_t *s, uint32_t number) {
   else q->tail = r->previous;
   if (q->head == SHMI_NONE) ring_leave(s, r->domain, r->frame.priority, r->frame.slot);
   s->domains[r->domain].queued--;
-  shmi_count_out(s, r);
+  shmi_count_out(s, number);
   r->state = SHMI_REQUEST_TAKEN;
   r->next = r->previous = SHMI_NONE;
 }
@@ -102,6 +115,23 @@ void shmi_queue_use_turn(shmi_schedule_t *s, int domain, int priority, uint32_t 
     ring_leave(s, domain, priority, child);
     ring_enter(s, domain, priority, child);
   }
+}
+
+uint32_t shmi_queue_next_child(shmi_schedule_t *s, int domain, int priority) {
+  uint32_t first = s->domains[domain].rings[priority].cursor, found = first;
+  if (!is_by_deadline(s, domain)) return first - 1;
+  uint64_t earliest = UINT64_MAX;
+  uint32_t child = first;
+  do {
+    const shmi_queue_t *q = shmi_queue_of(s, domain, priority, child - 1);
+    uint64_t due = due_ns(&s->requests[q->head]);
+    if (due < earliest) {
+      earliest = due;
+      found = child;
+    }
+    child = q->ring_next;
+  } while (child != first);
+  return found - 1;
 }
 
 uint32_t shmi_queue_take_head(shmi_schedule_t *s, int domain, int priority, uint32_t child) {

@@ -247,13 +247,22 @@ int shm_ask_scale(int connection_fd, int pool, int helpers, int *before) {
   return status;
 }
 
-int shm_ask_retire(int connection_fd) {
-  shmi_hello_t hello = {.kind = SHMI_HELLO_RETIRE};
+/* A command whose answer tells nothing but whether it was done. */
+static int command(int connection_fd, shmi_hello_t hello) {
   shmi_welcome_t answer = {0};
   int manifest_fd;
   int status = ask(connection_fd, &hello, &answer, &manifest_fd);
   if (manifest_fd >= 0) close(manifest_fd);
   return status;
+}
+
+int shm_ask_retire(int connection_fd) {
+  return command(connection_fd, (shmi_hello_t){.kind = SHMI_HELLO_RETIRE});
+}
+
+int shm_ask_pause(int connection_fd, int pool, int is_paused) {
+  int kind = is_paused ? SHMI_HELLO_PAUSE : SHMI_HELLO_RESUME;
+  return command(connection_fd, (shmi_hello_t){.kind = kind, .pool = pool});
 }
 
 void shmi_attach_leave(void) {

@@ -20,7 +20,7 @@
 #include "base/status.h"
 
 enum {
-  SHMI_ATTACH_VERSION = 5, /* raised with any change of frames, scoreboard or this file */
+  SHMI_ATTACH_VERSION = 6, /* raised with any change of frames, scoreboard or this file */
   SHMI_ATTACH_NAME_BYTES = 64,
   SHMI_ATTACH_SENTENCE_BYTES = 256
 };
@@ -44,12 +44,14 @@ enum shmi_hello_kind {
   SHMI_HELLO_JOIN = 0,
   SHMI_HELLO_ASK = 1,   /* how many helpers a pool has; the manifest */
   SHMI_HELLO_SCALE = 2, /* give a pool so many helpers; the broker's own user only */
-  SHMI_HELLO_RETIRE = 3 /* end when no program is attached; the broker's own user only */
+  SHMI_HELLO_RETIRE = 3, /* end when no program is attached; the broker's own user only */
+  SHMI_HELLO_PAUSE = 4,  /* have a pool's helpers get nothing; the broker's own user only */
+  SHMI_HELLO_RESUME = 5  /* and have them go on */
 };
 
 typedef struct shmi_hello {
   uint32_t magic, version;
-  int32_t kind, pool, helpers; /* ASK and SCALE: which pool; SCALE: how many helpers */
+  int32_t kind, pool, helpers; /* all but JOIN: which pool; SCALE: how many helpers */
   int32_t reserved;
   int64_t wait_ns; /* for a free slot; 0: not at all, negative: for ever */
   char program[SHMI_ATTACH_NAME_BYTES];

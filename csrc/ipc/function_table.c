@@ -64,6 +64,7 @@ int shmi_function_table_add(const shm_function_config_t *config, const shmi_func
   made->batch_delay_ns = config->batch_delay_ns;
   made->hang_after_ns = config->hang_after_ns;
   made->flags = config->flags;
+  made->max_queue = config->max_queue;
   made->index = index;
   if (config->name != NULL) strncpy(made->name, config->name, sizeof made->name - 1);
   if (index == table->count) {

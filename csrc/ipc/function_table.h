@@ -22,7 +22,7 @@ typedef struct shmi_function {
   uint32_t batch_max_rows; /* 0: never batched */
   uint32_t flags;          /* shm_function_flags */
   uint32_t index;
-  uint32_t reserved;
+  uint32_t max_queue;      /* calls that may wait at once; 0: any number */
   char name[80];
 } shmi_function_t;
 

@@ -1,8 +1,8 @@
-"""Commands for running brokers: change the number of helpers, list brokers, end them.
+"""Commands for running brokers: change the number of helpers, pause, list brokers, end them.
 
-Owns what ``shmgpu scale``, ``shmgpu list`` and ``shmgpu down`` do. C decides what scaling means
-(csrc/broker/process_table.h); a broker is ended by SIGTERM, and drains. Never starts or ends a role
-itself.
+Owns what ``shmgpu scale``, ``pause``, ``resume``, ``list`` and ``down`` do. C decides what scaling
+and pausing mean (csrc/broker/process_table.h); a broker is ended by SIGTERM, and drains. Never
+starts or ends a role itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shmgpu import core
@@ -155,12 +155,7 @@ def scale(
         LaunchError: the broker is another user's.
     """
     socket_path = _the_one(path)
-    with _connect(socket_path) as connection:
-        _, descriptor = core.ask(connection.fileno())
-    try:
-        pools = manifest.Manifest.read(descriptor).pools
-    finally:
-        os.close(descriptor)
+    pools = _pools_of(socket_path)
     if not isinstance(wanted, Mapping):
         if len(pools) > 1:
             raise ConfigError(
@@ -168,17 +163,60 @@ def scale(
                 f"{min(pools)}={wanted}"
             )
         wanted = {next(iter(pools)): wanted}
-    unknown = sorted(set(wanted) - set(pools))
-    if unknown:
-        raise ConfigError(
-            f"the broker has no pool {unknown[0]!r}: its pools are {', '.join(sorted(pools))}"
-        )
+    _refuse_unknown(wanted, pools)
     done = []
     for name, helpers in wanted.items():
         with _connect(socket_path) as connection:
             before = core.ask_scale(connection.fileno(), pools[name], helpers)
         done.append(ScaleResult(name, before, helpers))
     return done
+
+
+def pause(
+    names: Sequence[str] = (), *, is_paused: bool = True, path: str | os.PathLike[str] | None = None
+) -> list[str]:
+    """Have pools of a running broker start no more calls, or go on.
+
+    What helpers have begun they finish; calls that come wait, as long as their timeouts allow.
+
+    Args:
+        names: of the pools; none: all of them.
+        is_paused: False has them go on.
+        path: of the broker's socket; see :func:`running`.
+
+    Returns:
+        The names of the pools.
+
+    Raises:
+        NotRunning: no broker listens there.
+        ConfigError: there is no such pool, or several brokers run.
+        LaunchError: the broker is another user's.
+    """
+    socket_path = _the_one(path)
+    pools = _pools_of(socket_path)
+    chosen = list(names) or list(pools)
+    _refuse_unknown(chosen, pools)
+    for name in chosen:
+        with _connect(socket_path) as connection:
+            core.ask_pause(connection.fileno(), pools[name], is_paused)
+    return chosen
+
+
+def _pools_of(socket_path: pathlib.Path) -> dict[str, int]:
+    with _connect(socket_path) as connection:
+        _, descriptor = core.ask(connection.fileno())
+    try:
+        return dict(manifest.Manifest.read(descriptor).pools)
+    finally:
+        os.close(descriptor)
+
+
+def _refuse_unknown(names: Iterable[str], pools: Mapping[str, int]) -> None:
+    unknown = sorted(set(names) - set(pools))
+    if unknown:
+        raise ConfigError(
+            f"the broker has no pool {unknown[0]!r}: its pools are {', '.join(sorted(pools))}"
+        )
 
 
 def down(*, path: str | os.PathLike[str] | None = None, timeout: float = 60.0) -> int:

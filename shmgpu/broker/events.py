@@ -299,6 +299,23 @@ def scaled(event: dict[str, int], *, pool: str, **_: Any) -> None:
     )
 
 
+def paused(event: dict[str, int], *, pool: str, **_: Any) -> None:
+    """A pool starts no more calls."""
+    emit(
+        logging.INFO,
+        "paused",
+        role="parent",
+        pool=pool,
+        cause="shmgpu pause",
+        action="its calls wait until shmgpu resume",
+    )
+
+
+def resumed(event: dict[str, int], *, pool: str, **_: Any) -> None:
+    """A paused pool goes on."""
+    emit(logging.INFO, "resumed", role="parent", pool=pool, cause="shmgpu resume")
+
+
 WRITERS: dict[str, Callable[..., None]] = {
     writer.__name__: writer
     for writer in (
@@ -321,6 +338,8 @@ WRITERS: dict[str, Callable[..., None]] = {
         idle,
         scaled,
         scale_refused,
+        paused,
+        resumed,
     )
 }
 

@@ -62,6 +62,7 @@ def launch(
     args: Sequence[Any] = (),
     seed: int | None = None,
     window: int | None = None,
+    order: str | None = None,
     threads: int | None = None,
     gpu_memory: int | str | None = None,
     prefault: bool | None = None,
@@ -96,6 +97,8 @@ def launch(
         seed: seeds random, numpy, torch and tensors, differently in each role; by default drawn at
             random. A child's own :func:`manual_seed` takes precedence.
         window: messages that a child may have in flight, 1 to 896.
+        order: which waiting call is next: ``"turns"``, children take turns; ``"deadline"``, the
+            one whose timeout ends first.
         threads: compute threads of each CPU helper; by default (cores - 1) / helpers.
         gpu_memory: limit on the device memory of each helper.
         prefault: take the pages of all arenas now, not at first touch.
@@ -294,6 +297,7 @@ def init(
     *,
     seed: int | None = None,
     window: int | None = None,
+    order: str | None = None,
     threads: int | None = None,
     gpu_memory: int | str | None = None,
     prefault: bool | None = None,
@@ -321,6 +325,7 @@ def init(
         seed: see :func:`launch` for this and all that follow. In the calling process only tensors
             are seeded, as in child 0; without a seed, an earlier :func:`manual_seed` applies.
         window: see there.
+        order: see there.
         threads: see there.
         gpu_memory: see there.
         prefault: see there.

@@ -64,6 +64,7 @@ class LaunchConfig:
         if self.arena < 1:
             raise ConfigError("arena=0 leaves children no memory: use 64MiB or so")
         self.window: int = resolve("window")
+        self.order: str = resolve("order")
         self.trace_records: int = resolve("trace_records")
         self.prefault: bool = resolve("prefault")
         self.huge_pages: bool = resolve("huge_pages")
@@ -156,6 +157,7 @@ class LaunchConfig:
             "grace_ns": max(1, int(self.grace * 1e9)),  # 0 would mean the default
             "restart": core.RESTARTS[self.restart],
             "max_restarts": self.max_restarts,
+            "by_deadline": int(self.order == "deadline"),
         }
 
 

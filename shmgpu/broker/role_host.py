@@ -336,7 +336,7 @@ class RoleHost(core.Host):
         names = dict(enumerate(self.plan.pools))
         return {"pool": names.get(event["index"], str(event["index"]))}
 
-    _on_scale_refused = _on_scaled
+    _on_scale_refused = _on_paused = _on_resumed = _on_scaled
 
     def _on_over(self, event: dict[str, int]) -> None:
         self._over()

@@ -1,4 +1,4 @@
-"""``shmgpu up``, ``scale``, ``list`` and ``down``: brokers that programs join.
+"""``shmgpu up``, ``scale``, ``pause``, ``resume``, ``list``, ``down``: brokers that programs join.
 
 Owns their flags and what they print. Never speaks to a broker itself: the wings do.
 """
@@ -84,6 +84,24 @@ def add_scale(commands: Commands) -> None:
     changed.set_defaults(run=_scale)
 
 
+def add_pause(commands: Commands) -> None:
+    """The arguments of ``pause`` and ``resume``."""
+    for name, is_paused, what, more in (
+        (
+            *("pause", True, "let a running broker's helpers start no more calls"),
+            "finish the calls that they have begun and start no more, until shmgpu resume. Calls "
+            "wait meanwhile, as long as their timeouts allow.",
+        ),
+        ("resume", False, "let paused helpers go on", "go on after shmgpu pause."),
+    ):
+        one = commands.add_parser(
+            name, help=what, description=f"Have the helpers of your running broker {more}"
+        )
+        one.add_argument("pools", nargs="*", metavar="POOL", help="of these pools (all)")
+        one.add_argument("--path", metavar="PATH", help="path of the broker's socket")
+        one.set_defaults(run=_pause, is_paused=is_paused)
+
+
 def add_list(commands: Commands) -> None:
     """The arguments of ``list``."""
     listed = commands.add_parser(
@@ -167,6 +185,13 @@ def _group(name: str | None) -> int | None:
 def _scale(options: argparse.Namespace) -> int:
     for scaled in control.scale(options.helpers, path=options.path):
         print(scaled)
+    return 0
+
+
+def _pause(options: argparse.Namespace) -> int:
+    state = "paused: its calls wait" if options.is_paused else "goes on"
+    for name in control.pause(options.pools, is_paused=options.is_paused, path=options.path):
+        print(f"pool {name}: {state}")
     return 0
 
 

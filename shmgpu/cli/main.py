@@ -25,6 +25,7 @@ COMMANDS = (  # as --help lists them
     brokers.add_up,
     serve.add,
     brokers.add_scale,
+    brokers.add_pause,
     brokers.add_list,
     brokers.add_down,
     top.add,

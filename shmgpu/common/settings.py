@@ -130,6 +130,15 @@ ROWS: tuple[Setting, ...] = (
         64,
     ),
     Setting(
+        *("order", "launch init broker ensure up", "str"),
+        "which waiting call is next: `turns`, children take turns; `deadline`, the one whose "
+        "timeout ends first",
+        one_of("turns", "deadline"),
+        "turns",
+        metavar="ORDER",
+        detail="; see [the order of calls](../child/README.md#the-order-of-calls)",
+    ),
+    Setting(
         *("threads", "launch init broker ensure up doctor serve", "int"),
         "compute threads of each CPU helper; 0: (cores - 1) / helpers",
         whole(0, 1024),

@@ -136,6 +136,8 @@ EVENT_NAMES = {
         "SCALED",
         "IDLE",
         "SCALE_REFUSED",
+        "PAUSED",
+        "RESUMED",
     )
 }
 REASON_HUNG = int(lib.SHM_REASON_HUNG)
@@ -253,6 +255,13 @@ def ask_scale(connection_fd: int, pool: int, helpers: int) -> int:
     if status < 0:
         raise error_of(status, "the broker was not scaled", error_detail())
     return int(before[0])
+
+
+def ask_pause(connection_fd: int, pool: int, is_paused: bool) -> None:
+    """shm_ask_pause: have the pool's helpers get nothing, or go on."""
+    status = int(lib.shm_ask_pause(connection_fd, pool, is_paused))
+    if status < 0:
+        raise error_of(status, "the pool was not paused or resumed", error_detail())
 
 
 def ask_retire(connection_fd: int) -> None:

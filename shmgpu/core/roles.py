@@ -15,6 +15,8 @@ def register_function(
     batch_delay_ns: int = 0,
     hang_after_ns: int = 0,
     idempotent: bool = False,
+    max_queue: int = 0,
+    drops_oldest: bool = False,
 ) -> tuple[int, int]:
     """Make a row in the function table: (status, the row's address)."""
     text = ffi.new("char[]", name.encode())
@@ -24,7 +26,11 @@ def register_function(
     config.batch_max_rows = batch_max_rows
     config.batch_delay_ns = batch_delay_ns
     config.hang_after_ns = hang_after_ns
-    config.flags = lib.SHM_FUNCTION_IDEMPOTENT if idempotent else 0
+    config.max_queue = max_queue
+    if idempotent:
+        config.flags |= lib.SHM_FUNCTION_IDEMPOTENT
+    if drops_oldest:
+        config.flags |= lib.SHM_FUNCTION_DROPS_OLDEST
     row = ffi.new("uint64_t *")
     kept.append(text)
     status = int(lib.shm_register_function(config, row))

@@ -49,6 +49,7 @@ EHELPER_GONE: int = lib.SHM_EHELPER_GONE
 EABORTED: int = lib.SHM_EABORTED
 EBAD_GANG: int = lib.SHM_EBAD_GANG
 ENOT_ALLOWED: int = lib.SHM_ENOT_ALLOWED
+EQUEUE_FULL: int = lib.SHM_EQUEUE_FULL
 
 # Value of a reply whose status is EBAD_PARAMS: the block lies in the arena, but the function cannot
 # read it. 0: it does not lie in the arena.
@@ -84,6 +85,7 @@ _ERRORS: dict[int, type[errors.ShmError]] = {
     EABORTED: errors.GangAborted,
     EBAD_GANG: errors.BadParams,
     ENOT_ALLOWED: errors.NotAllowed,
+    EQUEUE_FULL: errors.QueueFull,
 }
 
 

@@ -85,6 +85,7 @@ def test_a_member_is_let_in_whether_the_group_is_its_first_or_one_of_its_others(
         (None, "scale", "belongs to another user, who has not let you in"),
         (None, "down", "belongs to another user, who has not let you in"),
         (GROUP, "scale", "belongs to another user, who alone may scale it"),
+        (GROUP, "pause", "belongs to another user, who alone may pause it"),
         (GROUP, "down", "is another user's: only they and root can end it"),
     ],
 )

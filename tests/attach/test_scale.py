@@ -1,4 +1,4 @@
-"""``shmgpu scale``: helpers come and go while programs call."""
+"""``shmgpu scale``, ``pause`` and ``resume``: helpers come, go and rest while programs call."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module", autouse=True)
 def broker(place):
-    with place.up("--helpers", "1", "--max-helpers", "3", "--max-children", "4") as broker:
+    sizes = ("--helpers", "1", "--max-helpers", "3", "--max-children", "4")
+    with place.up(*sizes, "--order", "deadline") as broker:
         yield broker
 
 
@@ -342,3 +343,36 @@ def test_helpers_share_the_cores_among_as_many_as_there_are(tmp_path):
     words = ("--helpers", "1", "--max-helpers", "3", "--threads", "0")
     with place.up(*words, "--session", "nine_cores:load", "nine_cores", **environment):
         place.program(SHARES, **environment)
+
+
+def test_a_paused_pool_keeps_calls_until_it_goes_on(place):
+    said = place.program(
+        "import numpy as np, served_here, shmgpu, subprocess, sys\n"
+        "def command(*words):\n"
+        "    words = [sys.executable, '-m', 'shmgpu.cli.main', *words]\n"
+        "    done = subprocess.run(words, capture_output=True, text=True)\n"
+        "    print((done.stdout + done.stderr).strip())\n"
+        "shmgpu.connect()\n"
+        "command('pause', 'default')\n"
+        "print(shmgpu.stats()['broker']['paused_pools'])\n"
+        "waits = served_here.double.submit(np.ones(1))\n"
+        "ended = []\n"
+        "for seconds in (60, 40):\n"
+        "    one = served_here.double.options(timeout=seconds).submit(np.ones(1))\n"
+        "    one.add_done_callback(lambda _, seconds=seconds: ended.append(seconds))\n"
+        "try:\n"
+        "    served_here.double.options(timeout=0.05)(np.ones(1))\n"
+        "except shmgpu.CallTimeout:\n"
+        "    print('timed out', waits.done(), shmgpu.stats()['helpers'][0]['in_flight'])\n"
+        "command('resume')\n"
+        "print(waits.result().tolist(), ended, shmgpu.stats()['broker']['paused_pools'])\n"
+        "command('pause', 'nowhere')\n"
+    ).splitlines()
+    assert said == [
+        "pool default: paused: its calls wait",
+        "1",
+        "timed out False 0",
+        "pool default: goes on",
+        "[2.0] [40, 60] 0",  # by deadline, as the broker was told to
+        "shmgpu: the broker has no pool 'nowhere': its pools are default",
+    ]

@@ -10,6 +10,7 @@ static shmi_schedule_t *s;
 static uint64_t now = 1000000000;
 static uint8_t pool_of[SHM_MAX_HELPERS], credit_of[SHM_MAX_POOLS];
 static uint64_t sequence;
+static int by_deadline;
 
 static void open_schedule(int children, int helpers, int pools) {
   shmi_schedule_config_t config = {.children = children,
@@ -17,7 +18,8 @@ static void open_schedule(int children, int helpers, int pools) {
                                    .pools = pools,
                                    .window = 256,
                                    .helper_pool = pool_of,
-                                   .min_credit = credit_of};
+                                   .min_credit = credit_of,
+                                   .by_deadline = by_deadline};
   for (uint32_t i = 0; i < 8; i++) functions[i].index = i;
   CHECK_EQ(shmi_schedule_create(&s, &config), SHM_OK);
   for (int h = 0; h < helpers; h++) shmi_schedule_helper_up(s, h);
@@ -50,6 +52,12 @@ static uint32_t put_batched(int child, int function, uint64_t key, uint32_t rows
 static uint32_t put_at(int child, uint64_t mask) {
   shmi_frame_t frame = frame_of(child);
   frame.placement = mask;
+  return put_frame(frame, 0);
+}
+
+static uint32_t put_until(int child, uint64_t deadline_ns) {
+  shmi_frame_t frame = frame_of(child);
+  frame.deadline_ns = deadline_ns;
   return put_frame(frame, 0);
 }
 
@@ -884,6 +892,103 @@ TEST(a_helper_that_is_spared_gets_nothing_until_it_is_not) {
   close_schedule();
 }
 
+/* ---- deadlines, limits, pauses ---- */
+
+static void expect_numbers(const uint32_t numbers[], int count) {
+  for (int i = 0; i < count; i++) {
+    uint32_t number = take();
+    CHECK_EQ(number, numbers[i]);
+    done(number, 0);
+  }
+}
+
+TEST(by_deadline_the_earliest_is_first_whoever_sent_it) {
+  by_deadline = 1;
+  open_schedule(3, 1, 1);
+  uint32_t nine = put_until(0, now + 9), never = put(0), four = put_until(0, now + 4);
+  uint32_t seven = put_until(1, now + 7), two = put_until(2, now + 2), also = put_until(2, now + 2);
+  uint32_t order[] = {two, also, four, seven, nine, never};
+  expect_numbers(order, 6);
+  close_schedule();
+}
+
+TEST(by_deadline_what_has_none_is_served_in_turns) {
+  by_deadline = 1;
+  open_schedule(2, 1, 1);
+  put(0), put(0), put(1);
+  static const int order[] = {0, 1, 0};
+  expect_order(order, 3);
+  close_schedule();
+}
+
+TEST(by_deadline_priorities_stay_strict_and_what_is_bound_stays_in_order) {
+  by_deadline = 1;
+  open_schedule(2, 1, 1);
+  uint32_t early = put_until(0, now + 1), urgent = put_with(1, 3);
+  uint32_t order[] = {urgent, early};
+  expect_numbers(order, 2);
+  shmi_frame_t frame = frame_of(0);
+  frame.placement = 1;
+  frame.deadline_ns = now + 9;
+  uint32_t bound[2] = {put_frame(frame, 0)};
+  frame.sequence = ++sequence;
+  frame.deadline_ns = now + 3;
+  bound[1] = put_frame(frame, 0);
+  expect_numbers(bound, 2);
+  close_schedule();
+}
+
+TEST(by_deadline_what_a_dead_helper_had_goes_before_its_equals) {
+  by_deadline = 1;
+  open_schedule(1, 1, 1);
+  uint32_t first = put_until(0, now + 5);
+  CHECK_EQ(take(), first);
+  uint32_t second = put_until(0, now + 5), third = put_until(0, now + 3);
+  shmi_schedule_requeue(s, first);
+  uint32_t order[] = {third, first, second};
+  expect_numbers(order, 3);
+  close_schedule();
+}
+
+TEST(of_a_function_with_a_limit_it_is_known_how_many_wait_and_which_is_the_oldest) {
+  open_schedule(2, 1, 1);
+  functions[1].max_queue = 2;
+  uint32_t first = put_frame(frame_of(0), 1), other = put(0);
+  now++;
+  uint32_t second = put_frame(frame_of(1), 1);
+  CHECK_EQ(shmi_schedule_waiting(s, &functions[1]), 2);
+  CHECK_EQ(shmi_schedule_waiting(s, &functions[0]), 0); /* it has no limit: nobody counts */
+  CHECK_EQ(take(), first);
+  CHECK_EQ(shmi_schedule_waiting(s, &functions[1]), 1);
+  shmi_schedule_requeue(s, first); /* its helper died: it is the oldest again */
+  CHECK_EQ(shmi_schedule_take_oldest(s, &functions[1]), first);
+  CHECK_EQ(shmi_schedule_take_oldest(s, &functions[1]), second);
+  CHECK_EQ(shmi_schedule_take_oldest(s, &functions[1]), SHMI_NONE);
+  CHECK_EQ(take(), other);
+  done(other, 0);
+  shmi_schedule_free(s, first);
+  shmi_schedule_free(s, second);
+  functions[1].max_queue = 0;
+  close_schedule();
+}
+
+TEST(a_paused_pool_gets_nothing_and_others_go_on) {
+  pool_of[1] = 1;
+  open_schedule(1, 2, 2);
+  shmi_schedule_pause_pool(s, 0, 1);
+  shmi_frame_t frame = frame_of(0);
+  frame.pool = 1;
+  uint32_t waits = put(0), goes_on = put_frame(frame, 0);
+  CHECK_EQ(take(), goes_on);
+  done(goes_on, 0);
+  expect_nothing();
+  shmi_schedule_pause_pool(s, 0, 0);
+  CHECK_EQ(take(), waits);
+  done(waits, 0);
+  close_schedule();
+  pool_of[1] = 0;
+}
+
 TEST(messages_taken_back_from_a_dead_helper_are_first_and_in_order) {
   open_schedule(2, 1, 1);
   teach(0, 2 * US);
@@ -1124,6 +1229,26 @@ TEST(no_helper_is_kept_for_a_gang_whose_other_member_is_down) {
   CHECK_EQ(next_gang(), gang);
   gang_done(gang);
   close_schedule();
+}
+
+TEST(a_gang_that_waits_for_a_paused_pool_is_in_nobodys_way) {
+  pool_of[2] = 1;
+  open_schedule(2, 3, 2);
+  shmi_schedule_pause_pool(s, 1, 1);
+  uint32_t waits = put_gang(0, 6);
+  now += 2 * SHMI_GANG_AGE_NS;
+  uint32_t goes_on = put_gang(1, 3);
+  CHECK_EQ(next_gang(), goes_on);
+  gang_done(goes_on);
+  CHECK_EQ(next_gang(), SHMI_NONE);
+  uint32_t call = put_at(1, 2);
+  CHECK_EQ(take(), call); /* nor is a helper kept for it */
+  done(call, 0);
+  shmi_schedule_pause_pool(s, 1, 0);
+  CHECK_EQ(next_gang(), waits);
+  gang_done(waits);
+  close_schedule();
+  pool_of[2] = 0;
 }
 
 TEST(a_gang_that_waits_for_a_replacement_is_in_nobodys_way_but_its_childs) {
@@ -1811,6 +1936,28 @@ static void model_cancel(void) {
   if (got != SHMI_NONE) model_leave(n);
 }
 
+/* Of a function with a limit: how many wait, and that the oldest is given up first. */
+static void model_oldest(void) {
+  int function = (int)roll(4);
+  uint32_t waiting = 0;
+  uint64_t earliest = UINT64_MAX;
+  for (uint32_t n = 1; n <= M_CHILDREN * M_WINDOW; n++) {
+    if (model[n].state != WAITS || model[n].function != function) continue;
+    uint64_t queued_ns = shmi_schedule_request(s, n)->queued_ns;
+    waiting++;
+    if (queued_ns < earliest) earliest = queued_ns;
+  }
+  if (functions[function].max_queue == 0) waiting = 0;
+  MODEL_CHECK(shmi_schedule_waiting(s, &functions[function]) == waiting);
+  if (roll(2) == 0) return;
+  uint32_t got = shmi_schedule_take_oldest(s, &functions[function]);
+  MODEL_CHECK((got != SHMI_NONE) == (waiting > 0));
+  if (got == SHMI_NONE) return;
+  MODEL_CHECK(model[got].state == WAITS && model[got].function == function);
+  MODEL_CHECK(shmi_schedule_request(s, got)->queued_ns == earliest);
+  model_leave(got);
+}
+
 static void model_drop(void) {
   int child = (int)roll(M_CHILDREN), expected = 0;
   for (uint32_t n = 1; n <= M_CHILDREN * M_WINDOW; n++) {
@@ -1848,6 +1995,7 @@ static void run_model(uint64_t seed, int batches, int delays) {
   now = 1000000000;
   functions[2].batch_max_rows = functions[3].batch_max_rows = 8;
   functions[3].batch_delay_ns = 2 * MS;
+  functions[1].max_queue = functions[3].max_queue = 5;
   for (int h = 0; h < M_HELPERS; h++) {
     pool_of[h] = (uint8_t)(h % M_POOLS);
     helpers_of_model[h].up = 1;
@@ -1876,6 +2024,7 @@ static void run_model(uint64_t seed, int batches, int delays) {
     else if (what < 86) model_gone();
     else if (what < 90) model_cancel();
     else if (what < 91) model_drop();
+    else if (what < 93) model_oldest();
     else now += roll(2 * MS);
     forget_absent();
     if (roll(3) != 0) {

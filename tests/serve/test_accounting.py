@@ -10,7 +10,7 @@ import pytest
 
 from shmgpu import CallTimeout
 from shmgpu.serve import QueuePolicy
-from shmgpu.serve.scheduling.accounting import Accounting, QueueFull
+from shmgpu.serve.scheduling.accounting import Accounting, ModelQueueFull
 from shmgpu.serve.scheduling.inference import Calls
 from shmgpu.serve.scheduling.queues import ModelQueue
 from shmgpu.serve.state.counters import FIELDS, INDEX
@@ -112,7 +112,7 @@ def test_a_request_is_pending_until_it_leaves_and_one_too_many_is_refused(accoun
         accounting.admit(QUEUE)
         accounting.begin(QUEUE)
     assert counted(numbers) == {"pending_1": 2}
-    with pytest.raises(QueueFull) as caught:
+    with pytest.raises(ModelQueueFull) as caught:
         accounting.admit(QUEUE)
     accounting.refused(MODEL, STARTED, caught.value)
     refused = {"fail_count": 1, "refused_count": 1, "full_count": 1}
@@ -129,11 +129,11 @@ def test_each_queue_has_its_own_room_and_a_worker_its_part(numbers):
     two.begin(first)
     two.begin(second)
     two.admit(second)
-    with pytest.raises(QueueFull):
+    with pytest.raises(ModelQueueFull):
         two.admit(first)
     two.admit(None)
     two.begin(second)
-    with pytest.raises(QueueFull):
+    with pytest.raises(ModelQueueFull):
         two.admit(second)
     assert counted(numbers) == {"pending_1": 3}
 

@@ -66,6 +66,10 @@ fix the function or its arguments; that helper is replaced
 started with `--trust-group`
   tests/attach/test_other_users.py::test_another_user_calls_functions_and_broadcasts_none
 
+`QueueFull` | as many calls of the function wait as its `max_queue` says | call again later, or less
+often
+  tests/broker/test_order.py::test_one_call_more_than_may_wait_is_refused
+
 `CallTimeout` | the deadline passed; the call may still run
   tests/crash/test_hangs.py::test_f06_a_deadline_frees_its_caller_and_nothing_else_happens
 

@@ -67,10 +67,10 @@ def test_the_map_says_on_which_page_each_public_name_is():
 
 def test_the_tables_of_settings_are_made_from_the_list():
     assert settings_page.table_of_variables() in page_of("common"), (
-        "run python -m shmgpu.common.settings"
+        "run python -m shmgpu.common.settings_page"
     )
     assert settings_page.table_of_parameters() in page_of("broker"), (
-        "run python -m shmgpu.common.settings"
+        "run python -m shmgpu.common.settings_page"
     )
 
 

@@ -26,6 +26,7 @@ def echo(helper, value):
 IN_THE_CORE = [
     ("SHMGPU_ARENA", "3MiB", "arena_bytes", 3 << 20),
     ("SHMGPU_WINDOW", "7", "window", 7),
+    ("SHMGPU_ORDER", "deadline", "by_deadline", 1),
     ("SHMGPU_HELPERS", "3", "helper_count", 3),
     ("SHMGPU_TRACE_RECORDS", "12", "trace_records", 12),
     ("SHMGPU_PREFAULT", "1", "prefault", 1),
@@ -52,7 +53,7 @@ def test_a_variable_reaches_the_core_and_an_argument_beats_it(
     assert planned().for_core()[member] == value
     given = {"helpers": 1, "arena": "64MiB", "window": 64, "trace_records": 65536}
     given |= {"prefault": False, "huge_pages": False, "grace": 5.0, "scratch": "4MiB"}
-    given |= {"restart": "never", "max_restarts": 5}
+    given |= {"restart": "never", "max_restarts": 5, "order": "turns"}
     assert planned(**given).for_core()[member] == plain
 
 

@@ -38,7 +38,7 @@ _now = time.monotonic_ns
 _unix_ns = time.time_ns
 
 
-class QueueFull(ProtocolError):
+class ModelQueueFull(ProtocolError):
     """A request is one too many."""
 
     def __init__(self) -> None:
@@ -68,9 +68,9 @@ class Accounting:
     # ---- before a request is pending -------------------------------------------------------
 
     def admit(self, queue: ModelQueue | None) -> None:
-        """Refuse a request (QueueFull) that is one too many; None: its queue is not known yet."""
+        """Refuse one request too many (ModelQueueFull); None: its queue is not known yet."""
         if self.pending >= self.most_pending or (queue is not None and self.is_full(queue)):
-            raise QueueFull
+            raise ModelQueueFull
 
     def is_full(self, queue: ModelQueue) -> bool:
         """Whether as many requests wait as may; a part of these for each worker."""
@@ -81,7 +81,7 @@ class Accounting:
         counters, base = self.counters, served.base
         counters[base + _FAIL] += 1
         counters[base + _REFUSED] += 1
-        counters[base + _FULL] += isinstance(error, QueueFull)
+        counters[base + _FULL] += isinstance(error, ModelQueueFull)
         counters[base + _FAIL_NS] += _now() - started_ns
 
     def missed(self, served: ServedModel, asked_ns: int) -> None:
