@@ -195,6 +195,14 @@ def test_helpers_leave_one_core_to_those_who_call(monkeypatch, cores, helpers, t
         assert {setup.threads for setup in plan.setups if setup.device == "cpu"} == {threads}
 
 
+def test_one_thread_each_is_no_loss_to_tell_of(monkeypatch, caplog):
+    monkeypatch.setattr(devices, "openmp_pool_is_used", lambda forks: True)
+    LaunchConfig(children=1, threads=1, devices="cpu")
+    assert not caplog.records
+    LaunchConfig(children=1, threads=2, devices="cpu")
+    assert "compute with one thread" in caplog.text
+
+
 BESIDE = """
 import ctypes, hashlib, sys, threading
 from shmgpu.common import devices

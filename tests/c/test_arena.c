@@ -97,6 +97,7 @@ TEST(what_the_machine_has_is_decided_by_arithmetic) {
   CHECK_EQ(shm_check_memory(0), SHM_OK);
   CHECK_EQ(shm_check_memory(4096), SHM_OK);
   CHECK_EQ(shm_check_memory(UINT64_MAX), SHM_ENO_MEMORY);
+  CHECK(strstr(shm_error_detail(), "scratch") == NULL); /* none was asked for */
   CHECK(strstr(shm_error_detail(), "MiB") != NULL);
 }
 

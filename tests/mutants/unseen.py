@@ -226,4 +226,34 @@ UNSEEN: list[Unseen] = [
         "for (int s = 0; s < count && found <= 0; s++) {",
         "No call stands twice in the list, so no later one is found, too.",
     ),
+    Unseen(
+        "csrc/broker/process_table.c",
+        "int reply[2], request[2], capacity;",
+        "int reply[3], request[2], capacity;",
+        "Room for one more descriptor than a pipe has.",
+    ),
+    Unseen(
+        "csrc/ipc/scoreboard.c",
+        "if (count > (uint32_t)max) count = (uint32_t)max;",
+        "if (count >= (uint32_t)max) count = (uint32_t)max;",
+        "It is set to what it is.",
+    ),
+    Unseen(
+        "csrc/python/quick/ready.c",
+        "if (is_lone && head.values == 9 && head.kind == INT) {",
+        "if (is_lone && head.values == 10 && head.kind == INT) {",
+        "Python reads such a number, too: the same one.",
+    ),
+    Unseen(
+        "shmgpu/doctor/machine.py",
+        'used = self.kib_field("/proc/meminfo", "Committed_AS") or 0',
+        'used = self.kib_field("/proc/meminfo", "Committed_AS") or 1',
+        "A byte of a limit that is told in MiB.",
+    ),
+    Unseen(
+        "shmgpu/serve/protocol/json_reader.py",
+        'if close - start < LONG_BYTES or text.find(b"[", start, close) >= 0:',
+        'if close - start < LONG_BYTES or text.find(b"[", start, close) >= 1:',
+        "What is looked for stands behind the name of its array, never first in the text.",
+    ),
 ]

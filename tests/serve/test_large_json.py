@@ -159,6 +159,8 @@ def test_counts_outside_of_text_agree_with_a_parser(seed, monkeypatch):
     assert json_reader._outside(text, b":") == len(texts)
     assert json_reader._outside(text, b"[") == 1
     assert json_reader._outside(text, b"[{") == len(texts) + 1
+    # A bound is passed as soon as there is one more, wherever that one stands.
+    assert json_reader._outside(text, b"[{", len(texts)) == len(texts) + 1
 
 
 def long(values):

@@ -66,6 +66,7 @@ TABLE = [
         [LINE, floats(6, 2, 3)],
         {"bias": floats(6), "stride": 2, "padding": 1, "dilation": 2, "groups": 2},
     ),
+    ("conv1d", [LINE[0], floats(6, 4, 3)], {"padding": 1}),
     (
         "conv2d",
         [IMAGE, floats(6, 2, 3, 2)],

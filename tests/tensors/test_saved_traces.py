@@ -39,6 +39,14 @@ def test_the_summary_tells_operations_moves_and_what_is_held(saved, capsys):
     assert sum(line[:1] in (["0"], ["1"]) for line in lines) == 2
 
 
+def test_times_are_microseconds_since_the_tape_began(saved):
+    spans = [one for one in json.loads(saved.read_text())["traceEvents"] if one["ph"] == "X"]
+    assert spans
+    for one in spans:
+        nanoseconds = [one["ts"] * 1000, one["dur"] * 1000]
+        assert nanoseconds == pytest.approx([round(value) for value in nanoseconds], abs=1e-3)
+
+
 def test_what_was_dropped_and_what_failed_is_said(saved, capsys):
     held = json.loads(saved.read_text())
     held["shmgpu_debug"]["dropped"]["operations"] = 7

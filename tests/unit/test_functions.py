@@ -87,6 +87,10 @@ def test_batches_out_of_range_are_refused_in_a_sentence(settings):
         shmgpu.Batch(**settings)
 
 
+def test_a_batch_may_be_of_one_row():
+    assert shmgpu.Batch(max_size=1).max_size == 1
+
+
 @pytest.mark.parametrize(
     "settings", [{"priority": 4}, {"priority": -1}, {"timeout": -1}, {"helpers": [64]}], ids=str
 )
