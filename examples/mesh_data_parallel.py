@@ -39,11 +39,9 @@ def train(mesh=None):
     rng = np.random.default_rng(0)
     images, digits, test_images, test_digits = load()
     model = network()
-    cut = gt.tensor
-    if mesh is not None:
 
-        def cut(batch):
-            return distribute_tensor(batch, mesh, [Shard(0)])
+    def cut(batch):
+        return gt.tensor(batch) if mesh is None else distribute_tensor(batch, mesh, [Shard(0)])
 
     adam = optim.Adam(model.parameters(), lr=3e-3)
     losses = []

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import Any
 
 import torch
 
@@ -69,7 +70,7 @@ def actor():
     return errors
 
 
-def worker(rank):
+def worker(rank) -> Any:  # the learner's last loss; an actor's errors, by version
     return learner() if rank == 0 else actor()
 
 

@@ -193,7 +193,7 @@ Modules that are not named here are internal: they may change with each release.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shmgpu import installed
 
@@ -272,31 +272,35 @@ _TENSOR_NAMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    import importlib
-    import importlib.machinery
+if TYPE_CHECKING:
+    from shmgpu.typed_names import *  # noqa: F403
+else:
 
-    if name.startswith("_"):
-        raise AttributeError(f"module 'shmgpu' has no attribute {name!r}")
-    if name in _CONSTANTS:
-        return _CONSTANTS[name]
-    if name in _LAZY_MODULES:
-        return importlib.import_module(f"shmgpu.{name}")
-    if importlib.machinery.PathFinder.find_spec(f"shmgpu.{name}", __path__) is not None:
-        # ``from shmgpu import module`` asks here first, also from within what tensors import.
-        raise AttributeError(f"shmgpu.{name} is a module: import it")
-    if name in _TENSOR_NAMES:
-        importlib.import_module("shmgpu.tensors.tensor")  # tensors have all of their methods
-        found = getattr(importlib.import_module(f"shmgpu.{_TENSOR_NAMES[name]}"), name)
-    else:  # operations, and element types
-        tensors = importlib.import_module("shmgpu.tensors.tensor")
-        found = tensors.FUNCTIONS.get(name) or tensors.DTYPES.get(name)
-        if found is None:
-            raise AttributeError(
-                f"module 'shmgpu' has no attribute {name!r}: help(shmgpu) lists what it has"
-            )
-    globals()[name] = found  # asked for once
-    return found
+    def __getattr__(name: str) -> Any:
+        import importlib
+        import importlib.machinery
+
+        if name.startswith("_"):
+            raise AttributeError(f"module 'shmgpu' has no attribute {name!r}")
+        if name in _CONSTANTS:
+            return _CONSTANTS[name]
+        if name in _LAZY_MODULES:
+            return importlib.import_module(f"shmgpu.{name}")
+        if importlib.machinery.PathFinder.find_spec(f"shmgpu.{name}", __path__):  # noqa: F405
+            # ``from shmgpu import module`` asks here first, also from within what tensors import.
+            raise AttributeError(f"shmgpu.{name} is a module: import it")
+        if name in _TENSOR_NAMES:
+            importlib.import_module("shmgpu.tensors.tensor")  # tensors have all of their methods
+            found = getattr(importlib.import_module(f"shmgpu.{_TENSOR_NAMES[name]}"), name)
+        else:  # operations, and element types
+            tensors = importlib.import_module("shmgpu.tensors.tensor")
+            found = tensors.FUNCTIONS.get(name) or tensors.DTYPES.get(name)
+            if found is None:
+                raise AttributeError(
+                    f"module 'shmgpu' has no attribute {name!r}: help(shmgpu) lists what it has"
+                )
+        globals()[name] = found  # asked for once
+        return found
 
 
 def __dir__() -> list[str]:

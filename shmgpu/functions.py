@@ -35,13 +35,23 @@ from shmgpu.function_table import Batch, DeclaredFunction, seconds_or_none
 if TYPE_CHECKING:
     import asyncio
 
+    import torch
+
     from shmgpu.child.port import Port
+    from shmgpu.typed_calls import Array, Calls
+else:
+    Calls = Generic
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 R = TypeVar("R")
+Out = TypeVar("Out")
+
+# Type checkers see in :class:`Calls` what ways to call take and give: a function of torch tensors
+# may be called with arrays, and gives arrays then. So they do not look at the methods themselves.
 
 
-class Function(DeclaredFunction, QuickFunction, Generic[P, R]):
+class Function(DeclaredFunction, QuickFunction, Calls[P, R]):
     """A function that helpers run; what :func:`function` returns.
 
     Calling it sends a message and waits. Without a broker, :meth:`local` runs the original.
@@ -56,11 +66,6 @@ class Function(DeclaredFunction, QuickFunction, Generic[P, R]):
         """From now on it is called by this row, of another broker: no plan is of use any more."""
         self.row = row
         self.plans_port = None
-
-    if TYPE_CHECKING:
-
-        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-            """As :meth:`call_in_python`, which C leaves to Python what it does not do itself."""
 
     def call_in_python(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run in a helper and wait for the result.
@@ -80,44 +85,46 @@ class Function(DeclaredFunction, QuickFunction, Generic[P, R]):
         result: R = self.body(helper, *args, **kwargs)
         return result
 
-    def submit(self, *args: P.args, **kwargs: P.kwargs) -> CallFuture[R]:
-        """Send the call without waiting; never blocks.
+    if not TYPE_CHECKING:
 
-        Array arguments that lie in the caller's arena are read-only until the call is done.
-        """
-        return _submit(self, args, kwargs, None)
+        def submit(self, *args: P.args, **kwargs: P.kwargs) -> CallFuture[R]:
+            """Send the call without waiting; never blocks.
 
-    def aio(self, *args: P.args, **kwargs: P.kwargs) -> Started[R]:
-        """Send the call from a running event loop; returns an awaitable. Uses no thread."""
-        return _aio(self, args, kwargs, None)
+            Array arguments that lie in the caller's arena are read-only until the call is done.
+            """
+            return _submit(self, args, kwargs, None)
 
-    def map(
-        self,
-        *iterables: Iterable[Any],
-        in_flight: int | None = None,
-        progress: bool | None = None,
-    ) -> Iterator[R]:
-        """Call with each item (or tuple of items) and yield the results in order.
+        def aio(self, *args: P.args, **kwargs: P.kwargs) -> Started[R]:
+            """Send the call from a running event loop; returns an awaitable. Uses no thread."""
+            return _aio(self, args, kwargs, None)
 
-        Args:
-            iterables: one for each positional argument, read as results are taken; the shortest
-                ends it, as with :func:`map`.
-            in_flight: the most calls in flight; by default twice the window, and 16 at least.
-            progress: draw a bar; None means on a terminal only.
+        def map(
+            self,
+            *iterables: Iterable[Any],
+            in_flight: int | None = None,
+            progress: bool | None = None,
+        ) -> Iterator[R]:
+            """Call with each item (or tuple of items) and yield the results in order.
 
-        Example:
-            >>> @shmgpu.function(arrays="numpy")
-            ... def total(helper, x):
-            ...     return float(x.sum())
-            >>> with shmgpu.init(inline=True):
-            ...     list(total.map([np.ones(n) for n in (1, 2, 3)]))
-            [1.0, 2.0, 3.0]
-        """
-        return _map(self, iterables, None, in_flight, progress)
+            Args:
+                iterables: one for each positional argument, read as results are taken; the shortest
+                    ends it, as with :func:`map`.
+                in_flight: the most calls in flight; by default twice the window, and 16 at least.
+                progress: draw a bar; None means on a terminal only.
 
-    def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> int:
-        """As :func:`broadcast`."""
-        return runtime.require_port().broadcast(self, args, kwargs)
+            Example:
+                >>> @shmgpu.function(arrays="numpy")
+                ... def total(helper, x):
+                ...     return float(x.sum())
+                >>> with shmgpu.init(inline=True):
+                ...     list(total.map([np.ones(n) for n in (1, 2, 3)]))
+                [1.0, 2.0, 3.0]
+            """
+            return _map(self, iterables, None, in_flight, progress)
+
+        def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> int:
+            """As :func:`broadcast`."""
+            return runtime.require_port().broadcast(self, args, kwargs)
 
     @property
     def version(self) -> int:
@@ -127,6 +134,24 @@ class Function(DeclaredFunction, QuickFunction, Generic[P, R]):
         """
         return runtime.require_port().version(self)
 
+    @overload
+    def options(
+        self,
+        *,
+        timeout: float | None = None,
+        priority: int = 0,
+        out: None = None,
+        helpers: Iterable[int] | None = None,
+    ) -> Bound[P, R]: ...
+    @overload
+    def options(
+        self,
+        *,
+        timeout: float | None = None,
+        priority: int = 0,
+        out: Out,
+        helpers: Iterable[int] | None = None,
+    ) -> Bound[P, Out]: ...
     def options(
         self,
         *,
@@ -134,7 +159,7 @@ class Function(DeclaredFunction, QuickFunction, Generic[P, R]):
         priority: int = 0,
         out: Any = None,
         helpers: Iterable[int] | None = None,
-    ) -> Bound[P, R]:
+    ) -> Bound[P, Any]:
         """The same function with settings for its calls.
 
         Args:
@@ -152,7 +177,17 @@ class Function(DeclaredFunction, QuickFunction, Generic[P, R]):
         )
 
 
-def broadcast(target: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> int:
+@overload
+def broadcast(target: Calls[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> int: ...
+@overload
+def broadcast(
+    target: Calls[Concatenate[torch.Tensor, Q], Any],
+    array: Array,
+    /,
+    *args: Q.args,
+    **kwargs: Q.kwargs,
+) -> int: ...
+def broadcast(target: Any, /, *args: Any, **kwargs: Any) -> int:
     """Run a function once in each helper of its pool, and in each that joins the pool later.
 
     A learner pushes new weights that way. All helpers get the same arguments, in one order with
@@ -193,38 +228,40 @@ def broadcast(target: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) ->
     return target.broadcast(*args, **kwargs)
 
 
-class Bound(Generic[P, R]):
+class Bound(Calls[P, R]):
     """A function with settings for its calls; see :meth:`Function.options`."""
 
     def __init__(self, target: Function[P, R], settings: CallOptions) -> None:
         self.target = target
         self.settings = settings
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """As the function's own call."""
-        result: R = runtime.require_port().call(self.target, args, kwargs, self.settings)
-        return result
+    if not TYPE_CHECKING:
 
-    def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> int:
-        """As the function's own."""
-        return runtime.require_port().broadcast(self.target, args, kwargs, self.settings)
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+            """As the function's own call."""
+            result: R = runtime.require_port().call(self.target, args, kwargs, self.settings)
+            return result
 
-    def submit(self, *args: P.args, **kwargs: P.kwargs) -> CallFuture[R]:
-        """As the function's own."""
-        return _submit(self.target, args, kwargs, self.settings)
+        def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> int:
+            """As the function's own."""
+            return runtime.require_port().broadcast(self.target, args, kwargs, self.settings)
 
-    def aio(self, *args: P.args, **kwargs: P.kwargs) -> Started[R]:
-        """As the function's own."""
-        return _aio(self.target, args, kwargs, self.settings)
+        def submit(self, *args: P.args, **kwargs: P.kwargs) -> CallFuture[R]:
+            """As the function's own."""
+            return _submit(self.target, args, kwargs, self.settings)
 
-    def map(
-        self,
-        *iterables: Iterable[Any],
-        in_flight: int | None = None,
-        progress: bool | None = None,
-    ) -> Iterator[R]:
-        """As the function's own."""
-        return _map(self.target, iterables, self.settings, in_flight, progress)
+        def aio(self, *args: P.args, **kwargs: P.kwargs) -> Started[R]:
+            """As the function's own."""
+            return _aio(self.target, args, kwargs, self.settings)
+
+        def map(
+            self,
+            *iterables: Iterable[Any],
+            in_flight: int | None = None,
+            progress: bool | None = None,
+        ) -> Iterator[R]:
+            """As the function's own."""
+            return _map(self.target, iterables, self.settings, in_flight, progress)
 
 
 def _submit(
@@ -338,7 +375,7 @@ def function(body: Callable[Concatenate[Any, P], R], /) -> Function[P, R]: ...
 def function(
     *,
     batch: Batch | int | None = None,
-    out: Any = None,
+    out: None = None,
     idempotent: bool = False,
     timeout: float | None = None,
     hang_after: float | None = None,
@@ -349,6 +386,21 @@ def function(
     pickle: bool = False,
     mutates: bool = False,
 ) -> Callable[[Callable[Concatenate[Any, P], R]], Function[P, R]]: ...
+@overload
+def function(  # what is declared is what a call gives, whatever the function returns
+    *,
+    batch: Batch | int | None = None,
+    out: object,
+    idempotent: bool = False,
+    timeout: float | None = None,
+    hang_after: float | None = None,
+    max_queue: int | None = None,
+    when_full: Literal["refuse", "drop_oldest"] = "refuse",
+    pool: str | None = None,
+    arrays: Literal["torch", "numpy"] = "torch",
+    pickle: bool = False,
+    mutates: bool = False,
+) -> Callable[[Callable[Concatenate[Any, P], Any]], Function[P, Any]]: ...
 def function(
     body: Any = None,
     /,

@@ -13,7 +13,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Concatenate, TypeVar
 
 from shmgpu import core, function_table
 from shmgpu.attach import carry, membership, spawn
@@ -46,13 +46,15 @@ from shmgpu.helper.batch_executor import BatchExecutor
 from shmgpu.helper.decoded import Helper
 from shmgpu.helper.inline import InlineTransport
 
+R = TypeVar("R")
+
 OWN_ARENA = 'init(arena="{size}")'
 
 # ---- launch --------------------------------------------------------------------------------
 
 
 def launch(
-    main: Callable[..., Any] | Sequence[Callable[..., Any]],
+    main: Callable[Concatenate[int, ...], R] | Sequence[Callable[Concatenate[int, ...], R]],
     *,
     children: int | None = None,
     helpers: int | Mapping[str, int] | None = None,
@@ -79,7 +81,7 @@ def launch(
     debug: bool | None = None,
     debug_dir: str | os.PathLike[str] | None = None,
     tick_rate_ms: int | None = None,
-) -> list[Any]:
+) -> list[R]:
     """Fork helpers and children, run ``main`` in every child, and return the results.
 
     The calling process is the parent until the last child has ended.

@@ -25,9 +25,11 @@ class QuickFunction:
     plans_port: Any
     signatures: list[Any] | None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As :meth:`call_in_python`."""
-        return self.call_in_python(*args, **kwargs)
+    if not TYPE_CHECKING:  # they are told of calls by what is made of this
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            """As :meth:`call_in_python`."""
+            return self.call_in_python(*args, **kwargs)
 
     def call_in_python(self, *args: Any, **kwargs: Any) -> Any:
         """Call and wait, whatever the arguments are."""

@@ -143,7 +143,7 @@ def classified(
         return (noted[0], noted[1]) if rank == 0 else None
 
     with stage:
-        before, after = launch(
+        found = launch(
             child,
             children=children,
             helpers=helpers,
@@ -154,4 +154,5 @@ def classified(
             trace_path=trace,
             progress=show,
         )[0]
-    return Served(stage.outcome(), before, after)
+    assert found is not None  # the first child's
+    return Served(stage.outcome(), *found)

@@ -10,7 +10,7 @@ Users import names of ``torch.distributed.tensor`` from here. The code behind th
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 _NAMES = {
     name: module
@@ -33,15 +33,19 @@ _METHODS = "parallel.tensors"
 __all__ = sorted(_NAMES)
 
 
-def __getattr__(name: str) -> Any:
-    import importlib
+if TYPE_CHECKING:
+    from shmgpu.distributed.typed_names import *  # noqa: F403
+else:
 
-    if name not in _NAMES:
-        raise AttributeError(f"module 'shmgpu.distributed' has no attribute {name!r}")
-    importlib.import_module(f"shmgpu.{_METHODS}")  # tensors have all of their methods
-    found = getattr(importlib.import_module(f"shmgpu.{_NAMES[name]}"), name)
-    globals()[name] = found  # asked for once
-    return found
+    def __getattr__(name: str) -> Any:
+        import importlib
+
+        if name not in _NAMES:
+            raise AttributeError(f"module 'shmgpu.distributed' has no attribute {name!r}")
+        importlib.import_module(f"shmgpu.{_METHODS}")  # tensors have all of their methods
+        found = getattr(importlib.import_module(f"shmgpu.{_NAMES[name]}"), name)
+        globals()[name] = found  # asked for once
+        return found
 
 
 def __dir__() -> list[str]:

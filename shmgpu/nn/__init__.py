@@ -6,104 +6,112 @@ same layers. Never computes: a layer records operations, like any code that uses
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shmgpu.nn import functional, init, utils
-from shmgpu.nn.attention import MultiheadAttention, TransformerEncoder, TransformerEncoderLayer
 from shmgpu.nn.containers import ModuleDict, ModuleList, ParameterList, Sequential
-from shmgpu.nn.convolution import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
-from shmgpu.nn.layers import Bilinear, Embedding, Linear
-from shmgpu.nn.losses import (
-    BCELoss,
-    BCEWithLogitsLoss,
-    CosineEmbeddingLoss,
-    CrossEntropyLoss,
-    GaussianNLLLoss,
-    HingeEmbeddingLoss,
-    HuberLoss,
-    KLDivLoss,
-    L1Loss,
-    MarginRankingLoss,
-    MSELoss,
-    NLLLoss,
-    PoissonNLLLoss,
-    SmoothL1Loss,
-    SoftMarginLoss,
-    TripletMarginLoss,
-)
 from shmgpu.nn.module import Module, Parameter
-from shmgpu.nn.normalisation import (
-    BatchNorm1d,
-    BatchNorm2d,
-    GroupNorm,
-    InstanceNorm1d,
-    InstanceNorm2d,
-    LayerNorm,
-    RMSNorm,
-)
-from shmgpu.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
-from shmgpu.nn.simple import (
-    CELU,
-    ELU,
-    GELU,
-    GLU,
-    SELU,
-    AdaptiveAvgPool1d,
-    AdaptiveAvgPool2d,
-    AdaptiveMaxPool1d,
-    AdaptiveMaxPool2d,
-    AvgPool1d,
-    AvgPool2d,
-    CosineSimilarity,
-    Dropout,
-    Dropout1d,
-    Dropout2d,
-    Flatten,
-    Hardshrink,
-    Hardsigmoid,
-    Hardswish,
-    Hardtanh,
-    Identity,
-    LeakyReLU,
-    LogSigmoid,
-    LogSoftmax,
-    MaxPool1d,
-    MaxPool2d,
-    Mish,
-    PairwiseDistance,
-    PReLU,
-    ReLU,
-    ReLU6,
-    Sigmoid,
-    SiLU,
-    Softmax,
-    Softmin,
-    Softplus,
-    Softshrink,
-    Softsign,
-    Tanh,
-    Tanhshrink,
-    Unflatten,
-    Upsample,
-)
 from shmgpu.nn.state import state_arrays, state_tensors
 from shmgpu.optim import SGD, Adam, AdamW
 from shmgpu.tensors.tensor import FUNCTIONS
 
-mse_loss = FUNCTIONS["mse_loss"]
-relu = FUNCTIONS["relu"]
-sigmoid = FUNCTIONS["sigmoid"]
-tanh = FUNCTIONS["tanh"]
+if TYPE_CHECKING:
+    from shmgpu.nn.simple import Identity
+    from shmgpu.nn.typed_layers import *  # noqa: F403
+    from shmgpu.nn.typed_names import *  # noqa: F403
+else:
+    from shmgpu.nn.attention import MultiheadAttention, TransformerEncoder, TransformerEncoderLayer
+    from shmgpu.nn.convolution import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
+    from shmgpu.nn.layers import Bilinear, Embedding, Linear
+    from shmgpu.nn.losses import (
+        BCELoss,
+        BCEWithLogitsLoss,
+        CosineEmbeddingLoss,
+        CrossEntropyLoss,
+        GaussianNLLLoss,
+        HingeEmbeddingLoss,
+        HuberLoss,
+        KLDivLoss,
+        L1Loss,
+        MarginRankingLoss,
+        MSELoss,
+        NLLLoss,
+        PoissonNLLLoss,
+        SmoothL1Loss,
+        SoftMarginLoss,
+        TripletMarginLoss,
+    )
+    from shmgpu.nn.normalisation import (
+        BatchNorm1d,
+        BatchNorm2d,
+        GroupNorm,
+        InstanceNorm1d,
+        InstanceNorm2d,
+        LayerNorm,
+        RMSNorm,
+    )
+    from shmgpu.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
+    from shmgpu.nn.simple import (
+        CELU,
+        ELU,
+        GELU,
+        GLU,
+        SELU,
+        AdaptiveAvgPool1d,
+        AdaptiveAvgPool2d,
+        AdaptiveMaxPool1d,
+        AdaptiveMaxPool2d,
+        AvgPool1d,
+        AvgPool2d,
+        CosineSimilarity,
+        Dropout,
+        Dropout1d,
+        Dropout2d,
+        Flatten,
+        Hardshrink,
+        Hardsigmoid,
+        Hardswish,
+        Hardtanh,
+        Identity,
+        LeakyReLU,
+        LogSigmoid,
+        LogSoftmax,
+        MaxPool1d,
+        MaxPool2d,
+        Mish,
+        PairwiseDistance,
+        PReLU,
+        ReLU,
+        ReLU6,
+        Sigmoid,
+        SiLU,
+        Softmax,
+        Softmin,
+        Softplus,
+        Softshrink,
+        Softsign,
+        Tanh,
+        Tanhshrink,
+        Unflatten,
+        Upsample,
+    )
+
+    mse_loss = FUNCTIONS["mse_loss"]
+    relu = FUNCTIONS["relu"]
+    sigmoid = FUNCTIONS["sigmoid"]
+    tanh = FUNCTIONS["tanh"]
 
 _ALSO = {"cross_entropy_loss": "cross_entropy"}  # GT's names of what PyTorch calls otherwise
 
 
-def __getattr__(name: str) -> Any:
-    """Operations are functions of this room, too: nn.softmax is shmgpu.softmax."""
-    found = FUNCTIONS.get(_ALSO.get(name, name))
-    if found is None:
-        raise AttributeError(f"module 'shmgpu.nn' has no attribute {name!r}")
-    return found
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Operations are functions of this room, too: nn.softmax is shmgpu.softmax."""
+        found = FUNCTIONS.get(_ALSO.get(name, name))
+        if found is None:
+            raise AttributeError(f"module 'shmgpu.nn' has no attribute {name!r}")
+        return found
 
 
 __all__ = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shmgpu.ops import (
     batch_normalising,
@@ -65,6 +65,7 @@ def _in_place_too(name: str) -> Callable[..., Any]:
         return input._updated(out._node) if inplace else out
 
     activate.__name__ = activate.__qualname__ = name
+    activate.__dict__["records_as"] = call  # without ``inplace``
     activate.__doc__ = f"{inspect.getdoc(call)}\n\nWith ``inplace`` the input becomes the result."
     return activate
 
@@ -319,11 +320,15 @@ FOUND |= {
 __all__ = sorted(FOUND)
 
 
-def __getattr__(name: str) -> Any:
-    found = FOUND.get(name)
-    if found is None:
-        raise AttributeError(f"module 'shmgpu.nn.functional' has no attribute {name!r}")
-    return found
+if TYPE_CHECKING:
+    from shmgpu.nn.typed_functional import *  # noqa: F403
+else:
+
+    def __getattr__(name: str) -> Any:
+        found = FOUND.get(name)
+        if found is None:
+            raise AttributeError(f"module 'shmgpu.nn.functional' has no attribute {name!r}")
+        return found
 
 
 def __dir__() -> list[str]:

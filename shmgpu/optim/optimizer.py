@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 from shmgpu.codec import arrays
 from shmgpu.codec.dtypes import DType
@@ -30,6 +30,16 @@ from shmgpu.tensors.tensor import Tensor, full, snapshot, tensor
 Group = dict[str, Any]
 Form = Any  # hashable: what a rule does depends on it, besides shapes and types
 Numbers = tuple[float, ...]
+
+
+class Hints(TypedDict, total=False):
+    """What type checkers know of :data:`HINTS`; each optimiser takes some of them."""
+
+    foreach: bool | None
+    capturable: bool
+    differentiable: bool
+    fused: bool | None
+
 
 # Arguments that say how torch computes a step. Nothing here depends on them.
 HINTS = {"foreach": None, "capturable": False, "differentiable": False, "fused": None}
@@ -55,7 +65,7 @@ class Optimizer:
         self,
         params: Iterable[Any],
         defaults: Mapping[str, Any],
-        hints: Mapping[str, Any] | None = None,
+        hints: Mapping[str, object] | None = None,
     ) -> None:
         name = type(self).__name__
         strange = set(hints or {}) - set(self.hints)

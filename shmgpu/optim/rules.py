@@ -6,13 +6,18 @@ Owns one rule for each. Never reads a parameter or a gradient: a rule only recor
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from shmgpu.ops.elementwise import abs, add, add_scaled, div, maximum, mul, sqrt, sub
 from shmgpu.ops.graph import Node
 from shmgpu.ops.updates import adam_step, running_mean, running_square
 from shmgpu.optim.optimizer import Form, Group, Numbers, Optimizer, check, check_betas, count
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from shmgpu.optim.optimizer import Hints
 
 State = dict[str, Any]
 Nodes = tuple[Node, ...]
@@ -53,7 +58,7 @@ class SGD(Optimizer):
         nesterov: bool = False,
         *,
         maximize: bool = False,
-        **hints: Any,
+        **hints: Unpack[Hints],
     ) -> None:
         check("SGD", lr=lr, momentum=momentum, weight_decay=weight_decay)
         if nesterov and (not momentum or dampening):
@@ -117,7 +122,7 @@ class Adam(Optimizer):
         *,
         maximize: bool = False,
         decoupled_weight_decay: bool = False,
-        **hints: Any,
+        **hints: Unpack[Hints],
     ) -> None:
         name = type(self).__name__
         check(name, lr=lr, eps=eps, weight_decay=weight_decay)
@@ -167,7 +172,7 @@ class AdamW(Adam):
         amsgrad: bool = False,
         *,
         maximize: bool = False,
-        **hints: Any,
+        **hints: Unpack[Hints],
     ) -> None:
         super().__init__(
             params,
@@ -208,7 +213,7 @@ class RMSprop(Optimizer):
         centered: bool = False,
         *,
         maximize: bool = False,
-        **hints: Any,
+        **hints: Unpack[Hints],
     ) -> None:
         check("RMSprop", lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum)
         super().__init__(
@@ -277,7 +282,7 @@ class Adagrad(Optimizer):
         eps: float = 1e-10,
         *,
         maximize: bool = False,
-        **hints: Any,
+        **hints: Unpack[Hints],
     ) -> None:
         check(
             "Adagrad",
@@ -340,7 +345,7 @@ class Adadelta(Optimizer):
         weight_decay: float = 0.0,
         *,
         maximize: bool = False,
-        **hints: Any,
+        **hints: Unpack[Hints],
     ) -> None:
         check("Adadelta", lr=lr, rho=rho, eps=eps, weight_decay=weight_decay)
         if rho > 1:
@@ -384,7 +389,7 @@ class _Moments(Optimizer):
         weight_decay: float,
         maximize: bool,
         more: dict[str, Any],
-        hints: dict[str, Any],
+        hints: Mapping[str, object],
     ) -> None:
         name = type(self).__name__
         check(name, lr=lr, eps=eps, weight_decay=weight_decay)
@@ -418,7 +423,7 @@ class Adamax(_Moments):
         weight_decay: float = 0.0,
         *,
         maximize: bool = False,
-        **hints: Any,
+        **hints: Unpack[Hints],
     ) -> None:
         super().__init__(params, lr, betas, eps, weight_decay, maximize, {}, hints)
 
@@ -464,7 +469,7 @@ class NAdam(_Moments):
         decoupled_weight_decay: bool = False,
         *,
         maximize: bool = False,
-        **hints: Any,
+        **hints: Unpack[Hints],
     ) -> None:
         check("NAdam", momentum_decay=momentum_decay)
         more = {"momentum_decay": momentum_decay, "decoupled_weight_decay": decoupled_weight_decay}
@@ -512,7 +517,7 @@ class RAdam(_Moments):
         decoupled_weight_decay: bool = False,
         *,
         maximize: bool = False,
-        **hints: Any,
+        **hints: Unpack[Hints],
     ) -> None:
         more = {"decoupled_weight_decay": decoupled_weight_decay}
         super().__init__(params, lr, betas, eps, weight_decay, maximize, more, hints)

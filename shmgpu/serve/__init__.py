@@ -28,16 +28,18 @@ def __dir__() -> list[str]:
     return __all__
 
 
-def __getattr__(name: str) -> Any:
-    """From models/, which needs packages that the command line does without."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        from shmgpu.serve.models import declaration, preprocessing
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            f"shmgpu.serve needs a package that is missing ({error.name}): pip install "
-            '"shmgpu[serve]"'
-        ) from error
+if not TYPE_CHECKING:
 
-    return getattr(preprocessing if name == "PreparedInputs" else declaration, name)
+    def __getattr__(name: str) -> Any:
+        """From models/, which needs packages that the command line does without."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        try:
+            from shmgpu.serve.models import declaration, preprocessing
+        except ModuleNotFoundError as error:
+            raise ImportError(
+                f"shmgpu.serve needs a package that is missing ({error.name}): pip install "
+                '"shmgpu[serve]"'
+            ) from error
+
+        return getattr(preprocessing if name == "PreparedInputs" else declaration, name)

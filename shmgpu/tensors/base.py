@@ -42,41 +42,44 @@ from shmgpu.tensors.operands import as_index, as_operand, leaf_of, places_of
 from shmgpu.tensors.sharing import Shared, snapshot, view
 from shmgpu.tensors.walks import is_on
 
+if TYPE_CHECKING:  # operators and methods that shmgpu.tensors.tensor adds
+    from shmgpu.tensors.typed_operations import Operations
+else:
+    Operations = object
 
-class Tensor(Readable):
+
+class Tensor(Readable, Operations):
     """An array that is computed when it is read.
 
     Attributes:
         grad: sum of the gradients that :meth:`backward` has added, or None.
     """
 
-    __slots__ = ("__weakref__", "_hooks", "_shared", "_view", "grad")
+    if not TYPE_CHECKING:  # to which ``grad`` is a property, below
+        __slots__ = ("__weakref__", "_hooks", "_shared", "_view", "grad")
     __array_priority__ = 1000
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._shared: Shared | None = None  # with views of it, or with what it is a view of
         self._view: views.Chain | None = None  # how it is cut from what is shared; None: all of it
-        self.grad: Tensor | None = None
+        self.grad = None
         current.show(node)
 
     def __del__(self) -> None:
         self._node.owners -= 1
 
     if TYPE_CHECKING:
-        # Operators and methods are added by shmgpu.tensors.tensor.
-        def __getattr__(self, name: str) -> Any: ...
-        def _operator(self, other: Any) -> Tensor: ...
-
         __torch_function__: Any
 
-        __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _operator
-        __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __mod__ = __rmod__ = _operator
-        __floordiv__ = __rfloordiv__ = __matmul__ = __rmatmul__ = _operator
-        __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _operator
-        __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _operator
-        __iadd__ = __isub__ = __imul__ = __itruediv__ = _operator
-        __lt__ = __le__ = __gt__ = __ge__ = _operator
+        # It is None until there is one, and whoever reads it knows that there is. An attribute that
+        # was set to None would be None to them until it is set again.
+        @property
+        def grad(self) -> Tensor | Any:
+            """As above."""
+
+        @grad.setter
+        def grad(self, value: Tensor | None) -> None: ...
 
     # ---- what it is ----------------------------------------------------------------------------
 

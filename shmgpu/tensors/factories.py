@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, SupportsIndex
 
 import numpy as np
 
@@ -24,6 +24,22 @@ from shmgpu.tensors.base import Tensor
 from shmgpu.tensors.conversion import tensor
 from shmgpu.tensors.devices import accepted
 from shmgpu.tensors.generators import Generator, default_generator, seeds_of
+
+Sizes = SupportsIndex | Sequence[SupportsIndex]  # one length, or all of them
+
+
+class _Like(Protocol):
+    """A function that makes a tensor of another one's shape and type."""
+
+    def __call__(
+        self,
+        input: Tensor,
+        *,
+        dtype: Any = None,
+        device: Any = None,
+        requires_grad: bool = False,
+        memory_format: Any = None,
+    ) -> Tensor: ...
 
 
 def _shape(sizes: tuple[Any, ...]) -> tuple[int, ...]:
@@ -63,12 +79,16 @@ def get_default_dtype() -> DType:
     return float32
 
 
-def zeros(*size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+def zeros(
+    *size: Sizes, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Tensor:
     """A tensor of zeros, float32 unless another type is given."""
     return _made(creation.full(_shape(size), 0, _kind(dtype)), requires_grad, device)
 
 
-def ones(*size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+def ones(
+    *size: Sizes, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Tensor:
     """A tensor of ones, float32 unless another type is given."""
     return _made(creation.full(_shape(size), 1, _kind(dtype)), requires_grad, device)
 
@@ -84,7 +104,7 @@ def manual_seed(seed: int) -> Generator:
 
 
 def randn(
-    *size: Any,
+    *size: Sizes,
     dtype: Any = None,
     device: Any = None,
     requires_grad: bool = False,
@@ -105,7 +125,7 @@ def randn(
 
 
 def rand(
-    *size: Any,
+    *size: Sizes,
     dtype: Any = None,
     device: Any = None,
     requires_grad: bool = False,
@@ -216,12 +236,14 @@ def eye(
     return _made(creation.eye(n, columns, _kind(dtype)), requires_grad, device)
 
 
-def empty(*size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+def empty(
+    *size: Sizes, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Tensor:
     """A tensor whose elements are arbitrary (in fact, zeros)."""
     return zeros(*size, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
-def _like(make: Any, name: str, what: str) -> Any:
+def _like(make: Any, name: str, what: str) -> _Like:
     def like(
         input: Tensor,
         *,
@@ -276,7 +298,7 @@ def new_tensor(
 def _new(make: Any, name: str, what: str) -> Any:
     def new(
         self: Tensor,
-        *size: Any,
+        *size: Sizes,
         dtype: Any = None,
         device: Any = None,
         requires_grad: bool = False,

@@ -10,7 +10,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Generator
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from shmgpu.ops.graph import grad_mode
 
@@ -78,7 +78,11 @@ def _in_steps(wanted: bool, steps: Generator[Any, Any, Any]) -> Generator[Any, A
         return end.value
 
 
-def no_grad(function: F | None = None) -> Any:
+@overload
+def no_grad(function: None = None) -> GradContext: ...
+@overload
+def no_grad(function: F) -> F: ...
+def no_grad(function: Any = None) -> Any:
     """A context in which nothing is recorded for gradients; also a decorator, with or without ().
 
     It applies to the thread that enters it. Other threads keep their own mode, and a new thread
@@ -95,11 +99,19 @@ def no_grad(function: F | None = None) -> Any:
     return GradContext(False) if function is None else GradContext(False)(function)
 
 
-def enable_grad(function: F | None = None) -> Any:
+@overload
+def enable_grad(function: None = None) -> GradContext: ...
+@overload
+def enable_grad(function: F) -> F: ...
+def enable_grad(function: Any = None) -> Any:
     """A context that records for gradients, also within :func:`no_grad`; also a decorator."""
     return GradContext(True) if function is None else GradContext(True)(function)
 
 
+@overload
+def inference_mode(mode: bool = True) -> GradContext: ...
+@overload
+def inference_mode(mode: F) -> F: ...
 def inference_mode(mode: Any = True) -> Any:
     """As :func:`no_grad`: nothing is recorded for gradients; also a decorator, with or without ().
 

@@ -18,7 +18,7 @@ from shmgpu.tensors import autograd, current, interop, whole
 from shmgpu.tensors.base import Tensor, _unpickled
 from shmgpu.tensors.conversion import from_numpy, tensor
 from shmgpu.tensors.elements import Data
-from shmgpu.tensors.factories import full, manual_seed, ones, rand, randn, zeros
+from shmgpu.tensors.factories import Sizes, full, manual_seed, ones, rand, randn, zeros
 from shmgpu.tensors.grad_mode import no_grad
 from shmgpu.tensors.operands import as_operand
 from shmgpu.tensors.operations import ALSO, FUNCTIONS, as_argument, recording
@@ -161,26 +161,26 @@ def _add_methods() -> None:
     for method, dtype in _CASTS.items():
         setattr(Tensor, method, functools.partialmethod(Tensor.to, dtype))
 
-    def permute(self: Tensor, *dims: Any) -> Tensor:
+    def permute(self: Tensor, *dims: Sizes) -> Tensor:
         """The axes in another order; name each once, as arguments or in one sequence."""
         return view(self, shaping.permute(self._node, _dims(dims)))
 
-    def reshape(self: Tensor, *shape: Any) -> Tensor:
+    def reshape(self: Tensor, *shape: Sizes) -> Tensor:
         """The same elements in another shape; one length may be -1, and is then inferred."""
         return view(self, shaping.reshape(self._node, _dims(shape)))
 
-    def expand(self: Tensor, *shape: Any) -> Tensor:
+    def expand(self: Tensor, *shape: Sizes) -> Tensor:
         """Axes of length 1 expanded to these lengths; -1 keeps an axis as it is."""
         return view(self, stretching.expand(self._node, _dims(shape)))
 
-    def repeat(self: Tensor, *sizes: Any) -> Tensor:
+    def repeat(self: Tensor, *sizes: Sizes) -> Tensor:
         """Repeated so many times along each axis."""
-        sizes = _dims(sizes)
-        if len(sizes) < self.ndim:
-            raise ValueError(f"repeat: {sizes} says nothing of some of the {self.ndim} axes")
-        return Tensor(arranging.tile(self._node, sizes))
+        counts = _dims(sizes)
+        if len(counts) < self.ndim:
+            raise ValueError(f"repeat: {counts} says nothing of some of the {self.ndim} axes")
+        return Tensor(arranging.tile(self._node, counts))
 
-    def tile(self: Tensor, *dims: Any) -> Tensor:
+    def tile(self: Tensor, *dims: Sizes) -> Tensor:
         """Repeated so many times along each axis; missing counts are 1."""
         return Tensor(arranging.tile(self._node, _dims(dims)))
 
@@ -193,7 +193,7 @@ def _add_methods() -> None:
         setattr(Tensor, name, getattr(whole, name))
     for made in (permute, reshape, expand, repeat, tile, where):
         setattr(Tensor, made.__name__, made)
-    Tensor.view = reshape  # type: ignore[attr-defined]
+    Tensor.view = reshape  # type: ignore[method-assign, assignment]
 
 
 def _dims(given: tuple[Any, ...]) -> tuple[int, ...]:

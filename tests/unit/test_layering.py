@@ -135,10 +135,16 @@ def _file_of(package: pathlib.Path, name: str) -> str:
         place = package.joinpath(*parts)
         if place.with_suffix(".py").exists():
             return "/".join(parts)
+        if place.with_suffix(".pyi").exists():
+            return STUB
         if (place / "__init__.py").exists():
             return "/".join([*parts, "__init__"])
         parts.pop()
     return "__init__"  # `from shmgpu import launch` asks the package itself
+
+
+# What is there for type checkers only: it is never imported, and knows what it describes.
+STUB = "stub"
 
 
 def needs_no_row(path: pathlib.Path) -> bool:

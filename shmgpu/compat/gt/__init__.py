@@ -129,5 +129,5 @@ def _transposed(self: Tensor) -> Tensor:
     return view(self, shaping.transpose(self._node, -2, -1)) if self.ndim > 1 else self
 
 
-Tensor.max, Tensor.min = max, min  # type: ignore[attr-defined]
+Tensor.max, Tensor.min = max, min  # type: ignore[method-assign]
 Tensor.T = property(_transposed)  # type: ignore[assignment]
