@@ -110,6 +110,11 @@ SHOWN = {
         *(r"   0 \+-{60}", r" +0 +\d+,\d+"),
         r"\d+ times new weights, \d+,\d+ moments: \d+ of 500",
     ],
+    "tree_search.py": [
+        *(r" *\d+ \|[ *]{60}" for _ in range(10)),
+        *(r"   0 \+-{60}", r" +0 +\d+,?\d*"),
+        r"[\d,]+ games, [\d,]+ calls in batches of \d+\.\d: \d+ of 100 games won at first, \d+ in the end",
+    ],
     "tape_demo.py": [
         *("Nothing has been computed yet.", "", "Input tape", r" +message .*"),
         *(r" +waits .*" for _ in range(6)),

@@ -26,6 +26,7 @@ Check = Callable[[Place], None]
 BOTH = ("editable", "wheel")
 LIGHT = {
     "actor_learner.py": ["--actors", "4", "--most-moments", "16000"],
+    "tree_search.py": ["--players", "2", "--most-games", "10"],
     "own_model.py": ["--children", "2", "--helpers", "1", "--calls", "4"],
 }
 HEAVY = {"digits_network.py"}  # it trains for as long as it takes; the slow tests run it
