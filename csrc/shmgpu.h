@@ -481,6 +481,9 @@ int shm_port_repeat(const shm_repeat_t *repeat, const uint64_t arguments[], uint
  * the call is sent, before any reply can come. */
 int shm_port_submit(const shm_call_config_t *config, uint64_t params, uint64_t deadline_ns,
                     uint64_t ticket, uint64_t *sequence);
+/* As shm_port_repeat, for a call that is submitted. */
+int shm_port_resubmit(const shm_repeat_t *repeat, const uint64_t arguments[], uint64_t room,
+                      uint64_t ticket, uint64_t *sequence);
 /* Offer a parked result more room at params; the same call goes on under the same sequence. (after
  * a shm_port_call: wait with shm_port_wait; after a submit: shm_port_drain.) params == 0 drops the
  * parked result. SHM_EBAD_FRAME when the call does not ask for that, or does so no longer: nothing
@@ -489,6 +492,14 @@ int shm_port_grow(uint64_t sequence, uint64_t token, uint64_t params);
 /* Remove the call from the queue if it has not been handed to a helper; either way exactly one
  * reply comes (SHM_ECANCELLED when it was removed). */
 int shm_port_cancel(uint64_t sequence);
+/* Wait for the end of a submitted call, as its caller does who has nothing else to do: this thread
+ * reads replies meanwhile, unless another does. SHM_OK: its reply waits for shm_port_take_end_of.
+ * SHM_ENEEDS_SPACE: as from shm_port_call. SHM_ETIMEOUT and SHM_EINTR: it goes on as before.
+ * SHM_EBAD_FRAME: it has ended and somebody took its reply, or another thread waits for it. */
+int shm_port_await_end(uint32_t port, uint64_t sequence, uint64_t deadline_ns);
+/* The same, and takes the reply. The other gives one back to where it was. */
+int shm_port_await_reply(uint32_t port, uint64_t sequence, uint64_t deadline_ns, shm_reply_t *reply);
+void shm_port_put_back(uint32_t port, const shm_reply_t *reply);
 /* Replies of submitted and abandoned calls: how many were put into out; 0 at the time-out.
  * timeout_ns: 0 does not wait, negative waits for ever. SHM_EBROKER_DIED when none can come. */
 int shm_port_drain(shm_reply_t *out, int max, int64_t timeout_ns);
@@ -496,6 +507,7 @@ int shm_port_drain(shm_reply_t *out, int max, int64_t timeout_ns);
  * asks for room. The other two then take one at a time; its sequence is 0 if there is none. */
 int64_t shm_port_await(uint32_t port, int64_t timeout_ns);
 shm_reply_t shm_port_take_end(uint32_t port);
+shm_reply_t shm_port_take_end_of(uint32_t port, uint64_t sequence);
 shm_reply_t shm_port_take_growing(uint32_t port);
 /* The number of the port that is open in this process, counted from 1. A thread that was delayed
  * while the process left its broker and joined another one still has the number of the first port,

@@ -89,6 +89,7 @@ python/quick/ndarray                any
 python/quick/signature              any
 python/quick/ready                  any
 python/quick/call                   any
+python/quick/submit                 any
 python/quick/module                 any
 """
 

@@ -68,6 +68,14 @@ static void send_grow(shmi_entry_t *entry, uint64_t token, uint64_t params) {
   send_one(&frame);
 }
 
+/* Before a call is sent: whether it is the only one that is open, and may be spun for. */
+static int note_alone(uint64_t sequence) {
+  int is_alone = shmi_port.outstanding == 1 && shmi_port.spin.cores > 1;
+  shmi_port.lone = is_alone ? sequence : 0;
+  if (is_alone) shmi_spin_note(&shmi_port.spin);
+  return is_alone;
+}
+
 /* ---- the binding's calls ---- */
 
 int shm_port_number(void) { return shmi_port.open ? (int)shmi_port.epoch + 1 : SHM_ENOT_CHILD; }
@@ -95,8 +103,7 @@ int shm_port_call(const shm_call_config_t *config, uint64_t params, uint64_t dea
   if (status == SHM_OK) {
     shmi_frame_t frame;
     fill_call(&frame, config, params, entry->sequence, deadline_ns);
-    shmi_port.spins = shmi_port.outstanding == 1 && shmi_port.spin.cores > 1;
-    if (shmi_port.spins) shmi_spin_note(&shmi_port.spin);
+    shmi_port.spins = note_alone(entry->sequence);
     send_one(&frame); /* if the broker is gone, this settles the entry, and the wait returns that */
     status = shmi_port_entry_wait(entry, deadline_ns, reply);
     shmi_port.spins = 0;
@@ -105,9 +112,9 @@ int shm_port_call(const shm_call_config_t *config, uint64_t params, uint64_t dea
   return status;
 }
 
-int shm_port_repeat(const shm_repeat_t *repeat, const uint64_t arguments[], uint64_t room) {
+/* Writes the addresses into the block. */
+static int fill_block(const shm_repeat_t *repeat, const uint64_t arguments[], uint64_t room) {
   shm_block_t *block = (shm_block_t *)(uintptr_t)repeat->params;
-  repeat->reply->sequence = 0;
   if (!shmi_port.open) return SHM_ENOT_CHILD;
   for (uint64_t i = 0; i < repeat->arguments; i++) {
     uint64_t bytes = repeat->argument_bytes[i];
@@ -119,7 +126,14 @@ int shm_port_repeat(const shm_repeat_t *repeat, const uint64_t arguments[], uint
   }
   block->result = to_broker_address(room);
   block->result_bytes = repeat->room_bytes;
-  int status = shm_port_call(&repeat->config, repeat->params, 0, repeat->reply);
+  return SHM_OK;
+}
+
+int shm_port_repeat(const shm_repeat_t *repeat, const uint64_t arguments[], uint64_t room) {
+  repeat->reply->sequence = 0;
+  int status = fill_block(repeat, arguments, room);
+  if (status != SHM_OK) return status;
+  status = shm_port_call(&repeat->config, repeat->params, 0, repeat->reply);
   return status == SHM_OK && repeat->reply->value != 0 ? 1 : status;
 }
 
@@ -170,10 +184,18 @@ int shm_port_submit(const shm_call_config_t *config, uint64_t params, uint64_t d
     entry->ticket = ticket;
     *sequence = entry->sequence;
     fill_call(&frame, config, params, entry->sequence, deadline_ns);
+    note_alone(entry->sequence);
     send_one(&frame); /* if the broker is gone, this queues a reply that says so */
   }
   pthread_mutex_unlock(&shmi_port.lock);
   return status;
+}
+
+int shm_port_resubmit(const shm_repeat_t *repeat, const uint64_t arguments[], uint64_t room,
+                      uint64_t ticket, uint64_t *sequence) {
+  int status = fill_block(repeat, arguments, room);
+  if (status != SHM_OK) return status;
+  return shm_port_submit(&repeat->config, repeat->params, 0, ticket, sequence);
 }
 
 int shm_port_grow(uint64_t sequence, uint64_t token, uint64_t params) {
@@ -228,8 +250,42 @@ static shm_reply_t take_one(uint32_t number, shmi_replies_t *queue) {
   return reply;
 }
 
+shm_reply_t shm_port_take_end_of(uint32_t number, uint64_t sequence) {
+  shm_reply_t reply = {0};
+  pthread_mutex_lock(&shmi_port.lock);
+  if (!is_other(number)) {
+    shmi_replies_take(&shmi_port.queued, &sequence, 1, &reply);
+    shmi_port_event_lower();
+  }
+  pthread_mutex_unlock(&shmi_port.lock);
+  return reply;
+}
+
 shm_reply_t shm_port_take_end(uint32_t number) { return take_one(number, &shmi_port.queued); }
 shm_reply_t shm_port_take_growing(uint32_t number) { return take_one(number, &shmi_port.growing); }
+
+int shm_port_await_reply(uint32_t number, uint64_t sequence, uint64_t deadline_ns,
+                         shm_reply_t *reply) {
+  if (!shmi_port.open) return SHM_ENOT_CHILD;
+  pthread_mutex_lock(&shmi_port.lock);
+  int status = is_other(number) ? SHM_ENOT_RUNNING : shmi_port_end_wait(sequence, deadline_ns, reply);
+  pthread_mutex_unlock(&shmi_port.lock);
+  return status;
+}
+
+int shm_port_await_end(uint32_t number, uint64_t sequence, uint64_t deadline_ns) {
+  return shm_port_await_reply(number, sequence, deadline_ns, NULL);
+}
+
+void shm_port_put_back(uint32_t number, const shm_reply_t *reply) {
+  static const shm_msg_t none;
+  pthread_mutex_lock(&shmi_port.lock);
+  if (!is_other(number)) {
+    shmi_replies_push(&shmi_port.queued, reply, &none);
+    shmi_port_event_signal();
+  }
+  pthread_mutex_unlock(&shmi_port.lock);
+}
 
 int64_t shm_port_await(uint32_t number, int64_t timeout_ns) {
   if (!shmi_port.open) return SHM_ENOT_CHILD;
@@ -252,7 +308,7 @@ int shmi_port_claim(const uint64_t sequences[], int count) {
   if (!shmi_port.open) return count > 0 ? 0 : -1;
   pthread_mutex_lock(&shmi_port.lock);
   if (!shmi_port.leading && !shmi_port.broken) shmi_port_lead_once(0, 0);
-  int claimed = shmi_replies_take(&shmi_port.queued, sequences, count);
+  int claimed = shmi_replies_take(&shmi_port.queued, sequences, count, NULL);
   pthread_mutex_unlock(&shmi_port.lock);
   return claimed;
 }
@@ -293,6 +349,7 @@ int shmi_port_send(const shm_msg_t *msgs, int count, uint32_t limit) {
       shmi_entry_t *entry = shmi_port_entry_take(SHMI_ENTRY_MESSAGE, msg);
       if (entry == NULL) break;
       shmi_port.messages_outstanding++;
+      shmi_port.lone = 0;
       fill_call(&frames[piece], &plain, (uint64_t)(uintptr_t)msg->params, entry->sequence, 0);
       frames[piece++].msg.func_ptr = msg->func_ptr;
     }

@@ -72,6 +72,7 @@ typedef struct shmi_port {
   uint64_t shift; /* added to an address here, gives the broker's: 0 unless attached elsewhere */
   int child;
   int spins; /* one call is open and a thread waits for it: spinning for its answer may pay */
+  uint64_t lone; /* of a submitted call: no other is open, and none was sent since; else 0 */
   shmi_spin_t spin;
 } shmi_port_t;
 
@@ -96,6 +97,8 @@ void shmi_port_entry_settle(shmi_entry_t *entry, int led_by_drainer);
 void shmi_port_settle_all(int status, int led_by_drainer);
 /* Wait for the reply of a call, leading if need be. */
 int shmi_port_entry_wait(shmi_entry_t *entry, uint64_t deadline_ns, shm_reply_t *reply);
+/* Wait for the reply of a submitted call, likewise; NULL: leave it where such replies are. */
+int shmi_port_end_wait(uint64_t sequence, uint64_t deadline_ns, shm_reply_t *reply);
 /* Wait for queued replies: how many there are, in the form of shm_port_await. */
 int64_t shmi_port_await_replies(int64_t timeout_ns);
 uint32_t shmi_port_window_now(void);

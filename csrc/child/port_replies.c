@@ -153,6 +153,14 @@ void shmi_port_entry_free(shmi_entry_t *entry) {
   else if (shmi_port.room_waiters > 0 && entry->next == 0) futex_raise(&shmi_port.room_futex);
 }
 
+/* The reply to a submitted call asks for room. */
+static void ask_for_room(shmi_entry_t *entry) {
+  shmi_replies_push(&shmi_port.growing, &entry->reply, &entry->msg);
+  entry->state = SHMI_ENTRY_GROWING;
+  entry->grows_to = SHMI_ENTRY_QUEUED;
+  if (shmi_port.room_waiters > 0) futex_raise(&shmi_port.room_futex); /* one will serve it */
+}
+
 void shmi_port_entry_settle(shmi_entry_t *entry, int led_by_drainer) {
   switch (entry->state) {
     case SHMI_ENTRY_WAITED:
@@ -170,10 +178,7 @@ void shmi_port_entry_settle(shmi_entry_t *entry, int led_by_drainer) {
       break;
     default: /* SHMI_ENTRY_QUEUED; or SHMI_ENTRY_GROWING when the broker has died */
       if (entry->reply.status == SHM_ENEEDS_SPACE) {
-        shmi_replies_push(&shmi_port.growing, &entry->reply, &entry->msg);
-        entry->state = SHMI_ENTRY_GROWING;
-        entry->grows_to = SHMI_ENTRY_QUEUED;
-        if (shmi_port.room_waiters > 0) futex_raise(&shmi_port.room_futex); /* one will serve it */
+        ask_for_room(entry);
       } else {
         shmi_replies_push(&shmi_port.queued, &entry->reply, &entry->msg);
         shmi_port_entry_free(entry);
@@ -196,6 +201,7 @@ static int gang_state_in(const shmi_frame_t *frame) {
 
 static void settle_frames(const shmi_frame_t *frames, int count, int led_by_drainer) {
   shmi_count(&shmi_port.page->frames_received, (uint64_t)count);
+  shmi_port.lone = 0; /* what is spun for is the next answer */
   for (int i = 0; i < count; i++) {
     const shmi_frame_t *frame = &frames[i];
     shmi_entry_t *entry = frame->kind == SHMI_FRAME_REPLY ? shmi_port_entry_of(frame->sequence) : NULL;
@@ -293,7 +299,8 @@ static void follow(shmi_entry_t *entry, int enter) {
   *at = entry->next;
 }
 
-int shmi_port_entry_wait(shmi_entry_t *entry, uint64_t deadline_ns, shm_reply_t *reply) {
+/* Until its reply has come: SHM_ENOT_RUNNING when the entry belongs to a closed port by then. */
+static int wait_until_done(shmi_entry_t *entry, uint64_t deadline_ns) {
   int status = SHM_OK;
   uint32_t epoch = shmi_port.epoch;
   while (entry->state != SHMI_ENTRY_DONE && status == SHM_OK) {
@@ -312,8 +319,13 @@ int shmi_port_entry_wait(shmi_entry_t *entry, uint64_t deadline_ns, shm_reply_t 
       if (leaves && !shmi_port.leading) shmi_port_lead_pass();
     }
   }
+  return shmi_port.epoch == epoch ? status : SHM_ENOT_RUNNING;
+}
+
+int shmi_port_entry_wait(shmi_entry_t *entry, uint64_t deadline_ns, shm_reply_t *reply) {
   reply->sequence = entry->sequence;
-  if (shmi_port.epoch != epoch) return SHM_ENOT_RUNNING; /* the entry belongs to a closed port */
+  int status = wait_until_done(entry, deadline_ns);
+  if (status == SHM_ENOT_RUNNING) return status;
   if (entry->state != SHMI_ENTRY_DONE) {
     if (status == SHM_ETIMEOUT) entry->state = SHMI_ENTRY_QUEUED; /* its reply will come late */
     return status;
@@ -332,6 +344,37 @@ int shmi_port_entry_wait(shmi_entry_t *entry, uint64_t deadline_ns, shm_reply_t 
   }
   shmi_port_entry_free(entry);
   return reply->status;
+}
+
+int shmi_port_end_wait(uint64_t sequence, uint64_t deadline_ns, shm_reply_t *reply) {
+  shmi_entry_t *entry = shmi_port_entry_of(sequence);
+  if (entry == NULL) {
+    int is_here = reply == NULL ? shmi_replies_has(&shmi_port.queued, sequence)
+                                : shmi_replies_take(&shmi_port.queued, &sequence, 1, reply) == 0;
+    shmi_port_event_lower();
+    return is_here ? SHM_OK : SHM_EBAD_FRAME;
+  }
+  if (entry->state == SHMI_ENTRY_GROWING && shmi_port.growing.count > 0) return SHM_ENEEDS_SPACE;
+  if (entry->state != SHMI_ENTRY_QUEUED) return SHM_EBAD_FRAME;
+  entry->state = SHMI_ENTRY_WAITED;
+  entry->thread = this_thread();
+  shmi_port.spins = shmi_port.lone == sequence && shmi_port.outstanding == 1;
+  int status = wait_until_done(entry, deadline_ns);
+  shmi_port.spins = 0;
+  if (status == SHM_ENOT_RUNNING) return status;
+  int has_ended = entry->state == SHMI_ENTRY_DONE;
+  if (has_ended && entry->reply.status == SHM_ENEEDS_SPACE) {
+    ask_for_room(entry);
+    return SHM_ENEEDS_SPACE;
+  }
+  if (has_ended) {
+    if (reply != NULL) *reply = entry->reply;
+    else shmi_replies_push(&shmi_port.queued, &entry->reply, &entry->msg);
+    shmi_port_entry_free(entry);
+    return SHM_OK;
+  }
+  entry->state = SHMI_ENTRY_QUEUED;
+  return status;
 }
 
 /* Whether this thread would wait for itself: it is in a signal handler, and the window is full of

@@ -40,7 +40,15 @@ int shmi_replies_pop(shmi_replies_t *queue, shm_reply_t *reply, shm_msg_t *msg) 
   return 1;
 }
 
-int shmi_replies_take(shmi_replies_t *queue, const uint64_t sequences[], int count) {
+int shmi_replies_has(const shmi_replies_t *queue, uint64_t sequence) {
+  for (uint32_t i = 0; i < queue->count; i++) {
+    if (queue->replies[(queue->head + i) & (queue->capacity - 1)].sequence == sequence) return 1;
+  }
+  return 0;
+}
+
+int shmi_replies_take(shmi_replies_t *queue, const uint64_t sequences[], int count,
+                      shm_reply_t *reply) {
   int found = -1;
   for (uint32_t i = 0; i < queue->count && found < 0; i++) {
     uint32_t at = (queue->head + i) & (queue->capacity - 1);
@@ -48,6 +56,7 @@ int shmi_replies_take(shmi_replies_t *queue, const uint64_t sequences[], int cou
       if (queue->replies[at].sequence == sequences[s]) found = s;
     }
     if (found < 0) continue;
+    if (reply != NULL) *reply = queue->replies[at];
     for (; i > 0; i--) { /* those before it move up */
       uint32_t to = (queue->head + i) & (queue->capacity - 1);
       uint32_t from = (queue->head + i - 1) & (queue->capacity - 1);

@@ -19,8 +19,11 @@ typedef struct shmi_replies {
 int shmi_replies_push(shmi_replies_t *queue, const shm_reply_t *reply, const shm_msg_t *msg);
 /* 0: the queue is empty. reply and msg may be NULL. */
 int shmi_replies_pop(shmi_replies_t *queue, shm_reply_t *reply, shm_msg_t *msg);
-/* Remove the first reply that belongs to one of these calls: the call's index, or -1. */
-int shmi_replies_take(shmi_replies_t *queue, const uint64_t sequences[], int count);
+int shmi_replies_has(const shmi_replies_t *queue, uint64_t sequence);
+/* Remove the first reply that belongs to one of these calls: the call's index, or -1. reply may be
+ * NULL. */
+int shmi_replies_take(shmi_replies_t *queue, const uint64_t sequences[], int count,
+                      shm_reply_t *reply);
 void shmi_replies_free(shmi_replies_t *queue);
 
 #endif

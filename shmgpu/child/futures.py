@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import _thread
 import concurrent.futures
+import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Coroutine, Generator
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from shmgpu.child import quick
 from shmgpu.child.plans import Call
 from shmgpu.child.tickets import Ticket
 from shmgpu.common.logs import logger
@@ -29,6 +32,8 @@ CANCELLED = concurrent.futures._base.CANCELLED
 CANCELLED_AND_NOTIFIED = concurrent.futures._base.CANCELLED_AND_NOTIFIED
 FINISHED = concurrent.futures._base.FINISHED
 PENDING = concurrent.futures._base.PENDING
+ENDED = object()
+quick.know_ends(ENDED, FINISHED)
 
 
 class _Condition(_thread.RLock, threading.Condition):  # type: ignore[misc]
@@ -75,20 +80,80 @@ class CallFuture(concurrent.futures.Future[R]):
     leaves the queue and never runs; of one that a helper has, the result is dropped.
     """
 
+    # What most futures never need anything else of. A condition, and what goes with it, is made for
+    # whoever wants one: until then the end is told to nobody, and whoever asks for the result
+    # serves replies in the thread that asks.
+    _state = PENDING
+    _result = None
+    _exception = None
+    _ticket: Ticket | None = None
+    _made: Any = None  # the condition; ENDED: the end came before anybody wanted one
+    _done_callbacks: list[Any]
+    # Waiters that counted this future as pending and have not been told of its end. A waiter that
+    # came later must not be told: concurrent.futures.wait would take it for the end of another
+    # future.
+    _owed: list[Any]
+
     def __init__(self, port: Port) -> None:
-        # This replaces the condition that every future makes and that is rarely used.
-        self._condition = _Condition()
-        self._state = PENDING
-        self._result = None
-        self._exception = None
-        self._waiters: list[Any] = []
-        # Waiters that counted this future as pending and have not been told of its end. A waiter
-        # that came later must not be told: concurrent.futures.wait would take it for the end of
-        # another future.
-        self._owed: list[Any] = []
-        self._done_callbacks: list[Any] = []
         self._port = port
-        self._ticket: Ticket | None = None
+
+    @property
+    def _condition(self) -> Any:  # type: ignore[override]
+        """As of any future; whoever takes it has the reader tell of the end."""
+        own = vars(self)
+        if self._made is None or self._made is ENDED:
+            for name in ("_waiters", "_owed", "_done_callbacks"):
+                own.setdefault(name, [])
+        made = own.setdefault("_made", _Condition())
+        if made is ENDED:
+            self._state = FINISHED  # whoever said so may not have come to it
+            return own.setdefault("_late", _Condition())
+        if self._state is PENDING and self._ticket is not None:
+            self._port.call_reader(self._ticket)
+        return made
+
+    def _serve(self, timeout: float | None) -> float | None:
+        """Have this thread read replies until the end, unless somebody else is to tell of it.
+
+        Returns what is left of the time; raises TimeoutError where none is.
+        """
+        if self._made is not None or self._ticket is None:
+            return timeout
+        if timeout is None:
+            self._port.await_end(self._ticket, 0)
+            return None
+        end = time.monotonic() + timeout
+        self._port.await_end(self._ticket, max(int(end * 1e9), 1))
+        timeout = max(end - time.monotonic(), 0)
+        if not timeout and self._made is None:
+            raise concurrent.futures.TimeoutError
+        return timeout
+
+    def result(self, timeout: float | None = None) -> R:
+        """As of any future."""
+        timeout = self._serve(timeout)
+        if self._made is ENDED and self._exception is None:
+            return self._result  # type: ignore[return-value]
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """As of any future."""
+        timeout = self._serve(timeout)
+        return self._exception if self._made is ENDED else super().exception(timeout)
+
+    def done(self) -> bool:
+        """As of any future."""
+        with contextlib.suppress(concurrent.futures.TimeoutError):
+            self._serve(0)
+        return self._made is ENDED or self._state is not PENDING
+
+    def running(self) -> bool:
+        """As of any future: whether a call runs or waits is not known."""
+        return False
+
+    def cancelled(self) -> bool:
+        """As of any future."""
+        return self.done() and self._state in (CANCELLED, CANCELLED_AND_NOTIFIED)
 
     def cancel(self) -> bool:
         """Give the call up; True unless it has ended."""
@@ -112,8 +177,16 @@ class CallFuture(concurrent.futures.Future[R]):
 
     def ended(self, call: Call, result: Any, error: BaseException | None) -> None:
         """As a handler of the port is told; what an interrupt left undone is done now."""
-        if self._state is PENDING and isinstance(error, CallCancelled):
-            super().cancel()
+        if isinstance(error, CallCancelled):
+            if self._state is PENDING:
+                super().cancel()
+        elif self._made is None or self._made is ENDED:
+            if self._made is None:
+                self._result, self._exception = result, error
+            self._forget_ticket()
+            if vars(self).setdefault("_made", ENDED) is ENDED:
+                self._state = FINISHED
+                return
         if self._state == CANCELLED:
             self._notify_cancelled()
         with self._condition:
@@ -129,7 +202,13 @@ class CallFuture(concurrent.futures.Future[R]):
                     self._tell(self._owed[-1])
                 self._owed.pop()
             self._condition.notify_all()
+        self._forget_ticket()
         self._invoke_callbacks()
+
+    def _forget_ticket(self) -> None:
+        """Neither keeps the other, nor its result, until they are collected as garbage."""
+        if self._ticket is not None:
+            self._ticket.handler = None
 
     def _tell(self, waiter: Any) -> None:
         """One of concurrent.futures.wait or as_completed."""

@@ -339,7 +339,7 @@ class PlanTable(OrderedDict[Any, CallPlan]):
 
 # id -> (array, who borrows it, was writeable). Lending twice to one borrower equals lending once,
 # and returning likewise, so an interrupted call to either is simply repeated.
-_on_loan: dict[int, tuple[Any, set[Any], bool]] = {}
+on_loan: dict[int, tuple[Any, set[Any], bool]] = {}
 _loans_lock = threading.RLock()
 
 
@@ -347,9 +347,9 @@ def lend(memory: np.ndarray[Any, Any], borrower: object) -> None:
     """Make an array that a helper reads read-only until it is returned."""
     with _loans_lock:
         key, loan = id(memory), None
-        while loan is None or _on_loan.get(key) is not loan:  # a handler returned the last loan
+        while loan is None or on_loan.get(key) is not loan:  # a handler returned the last loan
             nobody: set[Any] = set()
-            loan = _on_loan.setdefault(key, (memory, nobody, memory.flags.writeable))
+            loan = on_loan.setdefault(key, (memory, nobody, memory.flags.writeable))
             loan[1].add(borrower)
         memory.flags.writeable = False
 
@@ -359,10 +359,10 @@ def return_loans(loans: list[Any], borrower: object) -> None:
     with _loans_lock:
         for memory in loans:
             key = id(memory)
-            loan = _on_loan.get(key)
+            loan = on_loan.get(key)
             if loan is None:
                 continue
             loan[1].discard(borrower)
-            if not loan[1] and key in _on_loan:
-                del _on_loan[key]  # from the question to the next line no handler runs
+            if not loan[1] and key in on_loan:
+                del on_loan[key]  # from the question to the next line no handler runs
                 memory.flags.writeable = loan[2]

@@ -28,6 +28,13 @@ the next one finds it until the step that completes it.
   inbox when whoever waits was told. An inbox is emptied by whoever has its ``owner``, a lock that a
   ``with`` lets go of however it is left; who finds the owner gone takes the inbox over. An
   exception on the way leaves ``LEFT`` in ``_out`` and a reader that mops up.
+- *Whoever asks a future for its result* reads replies until its own is there, as a blocked call
+  does, and takes that one alone (:meth:`Port.await_end`). The reader rests meanwhile. It reads
+  where nobody else would: for callbacks and waits that need a condition, for calls that wait for
+  the window or have a deadline, after an exception, and, now and then, for what is left.
+- *A call like an earlier one* is submitted by C (``csrc/python/quick/submit.c``): its ticket is
+  noted and its message sent in one step. If its caller waits, C ends it in one step, too; else it
+  ends as any other.
 - *Replies that ask for a larger buffer* are served first, and by whoever waits for a slot in the
   window: the calls that have it may all be asking. That runs no user's code, and each of them may
   be served twice: a ticket keeps the first buffer offered for a token, and C takes one offer.
@@ -350,6 +357,12 @@ class Port(Replies):
         ``lends``: arrays of the arena are read-only until then; left out where nobody else has
         them.
         """
+        if self._is_quick and options is None and lends:
+            sent: Ticket | None = quick.native.submit(self, target, args, kwargs, handler)
+            if sent is not None:
+                if use_reader and self._reader is None:
+                    self._start_reader()
+                return sent
         call = self.prepare(target, args, kwargs, options)
         ticket = Ticket(call, handler, next(self._numbers), (args, kwargs))
         try:
@@ -399,6 +412,8 @@ class Port(Replies):
         if self.transport.immediate:
             while self.poll():
                 pass
+        elif use_reader and (ticket.deadline_ns or not ticket.sequence):
+            self._rouse_reader()
         elif use_reader and self._reader is None:
             self._start_reader()
 

@@ -57,12 +57,40 @@ class QuickCall:
         """Its output buffer, arrays over it that nobody else has, and what is made of them."""
 
 
+class QuickTicket:
+    """What a ticket is made of: in C it is made for a call that is sent as it lies."""
+
+    __slots__ = (
+        "call",
+        "deadline_ns",
+        "error",
+        "handler",
+        "is_watched",
+        "keep",
+        "loans",
+        "number",
+        "offers",
+        "sent",
+    )
+    ready: Any = None  # the ready call, where it was made in C
+
+
 def makes(form: Any) -> bool:
     """Whether C makes results of that form: arrays, by their numbers, in plain containers."""
     if type(form) is dict:
         return all(map(makes, form.values()))
     return type(form) is int or (type(form) in (tuple, list) and all(map(makes, form)))
 
+
+# Functions of the core that it calls, in its order.
+CALLS = (
+    "port_repeat",
+    "port_resubmit",
+    "port_await_reply",
+    "port_put_back",
+    "port_is_lost",
+    "count_bytes",
+)
 
 # Why calls go through Python.
 NOT_BUILT = "shmgpu._quick was not built"
@@ -77,7 +105,7 @@ if not TYPE_CHECKING:
         pass
     else:
         QuickFunction, QuickPort = native.QuickFunction, native.QuickPort
-        QuickCall = native.QuickCall
+        QuickCall, QuickTicket = native.QuickCall, native.QuickTicket
 
 
 def _reads_arrays() -> bool:
@@ -101,8 +129,7 @@ def _reads_arrays() -> bool:
 def _why_unable() -> str:
     if native is None:
         return NOT_BUILT
-    calls = [core.address_of_call(name) for name in ("port_repeat", "port_is_lost", "count_bytes")]
-    native.bind(np.ndarray, *calls)
+    native.bind(np.ndarray, *map(core.address_of_call, CALLS))
     if not _reads_arrays():
         return OTHER_ARRAYS
     return ""
@@ -122,3 +149,15 @@ def use(port: Any) -> None:
     """Calls go through this port from now on; None: this process calls nothing any more."""
     if native is not None:
         native.use(port, port.arena.base if port else 0, port.arena.end if port else 0)
+
+
+def know_tickets(ticket: type, new_sequence: Any, on_loan: dict[int, Any]) -> None:
+    """What submitted calls are noted as, and which arrays they make read-only."""
+    if native is not None:
+        native.know_ticket(ticket, new_sequence, on_loan)
+
+
+def know_ends(ended: object, finished: object) -> None:
+    """What a future says that has ended before anybody waited for it."""
+    if native is not None:
+        native.know_ends(ended, finished)

@@ -16,9 +16,9 @@ from itertools import islice
 from typing import Any
 
 from shmgpu import core
+from shmgpu.child import quick
 from shmgpu.child.memory import Arena
 from shmgpu.child.plans import Call
-from shmgpu.child.quick import QuickPort
 from shmgpu.child.results import result_of, wrong_output
 from shmgpu.child.tickets import Inbox, Ticket
 from shmgpu.child.transport import Transport
@@ -28,13 +28,15 @@ from shmgpu.errors import ArenaFull, ShmError
 SPARE_BYTES = 4096  # what a result may leave unused of its output buffer
 JOIN_S = 5.0  # for the reader to end
 LINGER_NS = 50_000_000  # how long the reader waits for the next reply before it looks around
+LOOK_NS = 50_000_000  # how long a thread waits for a reply before it looks who else ended its call
+REST_S = 0.05  # how long it leaves calls alone that somebody may be waiting for
 # Keys of _out that stand for no ticket, because an exception struck:
 LEFT = 0  # work was left behind
 STRUCK = -1  # what it struck is in _struck
 ENDS = (1 << 32) - 1  # the bits of await_replies() that count calls that ended
 
 
-class Replies(QuickPort):
+class Replies(quick.QuickPort):
     """The calls that are out, and what comes back of them; what a port is besides sending."""
 
     def __init__(self, transport: Transport, arena: Arena) -> None:
@@ -52,6 +54,8 @@ class Replies(QuickPort):
         self._inboxes = [Inbox()]
         self._reader: threading.Thread | None = None
         self._deadlines = False
+        self._rest = threading.Lock()  # while it is held, the reader has nothing to do
+        self._rest.acquire()
         self._closed: ShmError | None = None
 
     def pump(self) -> None:
@@ -106,6 +110,53 @@ class Replies(QuickPort):
         if not done and ready < 0 and ready not in (core.EINTR, core.EAGAIN):
             return ready
         return done
+
+    def await_end(self, ticket: Ticket, until_ns: int) -> None:
+        """Serve the replies of a submitted call in this thread until it has ended.
+
+        Returns early where that is not possible, because it waits for the window or another thread
+        waits for it, and at the time ``until_ns`` (0: never). Ends of other calls are left to those
+        who wait for them.
+        """
+        if ticket.ready is not None and quick.native.await_end(self, ticket, until_ns):
+            if self._queue:
+                self.pump()
+            return
+        await_end, out, number = self.transport.await_end, self._out, ticket.number
+        while ticket.handler is not None and out.get(number) is ticket and ticket.sequence:
+            look_ns = time.monotonic_ns() + LOOK_NS
+            for limit_ns in (ticket.deadline_ns, until_ns):
+                if 0 < limit_ns < look_ns:
+                    look_ns = limit_ns
+            status = await_end(ticket.sequence, look_ns)
+            if status == core.OK:
+                self._settle_one(ticket.sequence)
+            elif status == core.ENEEDS_SPACE:
+                self._serve_growing()
+            elif status == core.ETIMEOUT:
+                now_ns = time.monotonic_ns()
+                if 0 < ticket.deadline_ns <= now_ns:
+                    self._expire_all()
+                if 0 < until_ns <= now_ns:
+                    return
+            elif status != core.EINTR:
+                return
+
+    def _settle_one(self, sequence: int) -> None:
+        """Report the end of the call with that sequence, unless somebody else has."""
+        mine = threading.Lock()
+        try:
+            with mine:
+                inboxes = self._claim(mine)
+                self.transport.take_end_of(sequence, inboxes[0])
+                for inbox in inboxes:  # others have what somebody was interrupted in
+                    self._empty(inbox)
+            if self._queue:
+                self.pump()
+        except BaseException:
+            self._out[LEFT] = None
+            self._call_reader()
+            raise
 
     def _claim(self, mine: Any) -> list[Inbox]:
         """All inboxes that no thread is emptying, and at least one."""
@@ -169,6 +220,8 @@ class Replies(QuickPort):
             try:
                 inbox[0] = ticket, handler, self._result_of(call, status, value), None, True
             except BaseException as again:
+                if _is_from_outside(again):
+                    raise  # twice: the next thread reads it
                 inbox[0] = ticket, handler, None, again, True
             else:
                 raise reason
@@ -227,6 +280,23 @@ class Replies(QuickPort):
 
     # ---- the reader ----------------------------------------------------------------------
 
+    def call_reader(self, ticket: Ticket) -> None:
+        """Somebody wants to hear of its end, and serves no replies meanwhile."""
+        if ticket.is_watched and self._reader is not None:
+            return
+        ticket.is_watched = True
+        if self._out.get(ticket.number) is ticket:
+            self._rouse_reader()
+
+    def _rouse_reader(self) -> None:
+        """There is something for it to do."""
+        try:
+            self._rest.release()
+        except RuntimeError:
+            pass  # it has been told
+        if self._reader is None:
+            self._start_reader()
+
     def _start_reader(self) -> None:
         with self._lock:
             if self._reader is not None or self._closed is not None:
@@ -251,22 +321,30 @@ class Replies(QuickPort):
 
     def _call_reader(self) -> None:
         """An exception struck here: have another thread continue."""
-        if self._reader is None and not self.transport.immediate:
+        if not self.transport.immediate:
             try:
-                self._start_reader()
+                self._rouse_reader()
             except RuntimeError:
                 pass  # the interpreter ends, or has no more threads
 
     def _read(self) -> None:
-        """The reader thread: it lives as long as submitted calls are out."""
+        """The reader thread: it lives as long as submitted calls are out.
+
+        Most of them are waited for by threads that read replies themselves, faster than this one
+        could tell them. So it rests until it is roused, and looks around now and then for what
+        nobody has waited for.
+        """
         me = threading.current_thread()
         with self._lock:
             if self._reader is not None and self._reader is not me:
                 return
             self._reader = me
         inbox = Inbox()
+        rests = not self._rest.acquire(False)
         while True:
-            ready = self.transport.await_replies(LINGER_NS)
+            if rests:
+                rests = not self._rest.acquire(True, REST_S)
+            ready = self.transport.await_replies(0 if rests else LINGER_NS)
             if ready > 0:
                 if ready >> 32:
                     self._serve_growing()
@@ -287,6 +365,14 @@ class Replies(QuickPort):
                     if not self._out:
                         self._reader = None
                         return
+                rests = not self._has_work()
+
+    def _has_work(self) -> bool:
+        """Whether the reader has to wait for replies: nobody else does for these."""
+        return bool(self._queue) or any(
+            ticket is None or ticket.is_watched or ticket.deadline_ns
+            for ticket in tuple(self._out.values())
+        )
 
     def join(self) -> None:
         """Wait for the reader to end; call after :meth:`close`."""
@@ -294,6 +380,7 @@ class Replies(QuickPort):
         if reader is None or reader is threading.current_thread():
             return
         until = time.monotonic() + JOIN_S
+        self._rouse_reader()
         while self._reader is reader and time.monotonic() < until:
             if reader.is_alive():
                 reader.join(until - time.monotonic())
@@ -327,10 +414,12 @@ def _report(tell: Callable[..., None], *what: Any) -> None:
     try:
         tell(*what)
     except BaseException as error:
-        if not isinstance(error, Exception) and _is_main_thread():
-            raise  # Ctrl-C, most likely: the next thread reports it again
+        if _is_from_outside(error):
+            raise  # the next thread reports it again
         logger.exception("a reply was lost: its handler raised")
 
 
-def _is_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
+def _is_from_outside(error: BaseException) -> bool:
+    """Whether it is Ctrl-C, most likely: other threads run no signal handlers."""
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    return in_main_thread and not isinstance(error, Exception)

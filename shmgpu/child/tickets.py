@@ -13,13 +13,14 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from shmgpu import core
-from shmgpu.child.plans import Call, lend, return_loans
+from shmgpu.child import quick
+from shmgpu.child.plans import Call, lend, on_loan, return_loans
 
 if TYPE_CHECKING:
     from shmgpu.child.transport import CompletionHandler
 
 
-class Ticket:
+class Ticket(quick.QuickTicket):
     """One submitted call, or one that was given up while it was out.
 
     Attributes:
@@ -32,19 +33,21 @@ class Ticket:
         loans: arrays that are read-only until its end.
         offers: the output buffers offered to a result that did not fit, by its token.
         error: what it raises, whatever its reply will say.
+        is_watched: whether somebody wants to hear of its end who does not serve replies meanwhile.
     """
 
-    __slots__ = (
-        "call",
-        "deadline_ns",
-        "error",
-        "handler",
-        "keep",
-        "loans",
-        "number",
-        "offers",
-        "sent",
-    )  # fmt: skip
+    __slots__ = ()
+
+    call: Call
+    handler: CompletionHandler | None
+    number: int
+    sent: Any
+    deadline_ns: int
+    keep: Any
+    loans: list[Any] | None
+    offers: dict[int, tuple[int, Any, int]]
+    error: BaseException | None
+    is_watched: bool
 
     def __init__(
         self, call: Call, handler: CompletionHandler | None, number: int = -1, keep: Any = None
@@ -55,9 +58,10 @@ class Ticket:
         self.sent = core.new_sequence()
         self.deadline_ns = call.deadline_ns
         self.keep = keep
-        self.loans: list[Any] | None = None
-        self.offers: dict[int, tuple[int, Any, int]] = {}
-        self.error: BaseException | None = None
+        self.loans = None
+        self.offers = {}
+        self.error = None
+        self.is_watched = False
 
     @property
     def sequence(self) -> int:
@@ -74,6 +78,9 @@ class Ticket:
         """Whoever lent may write again; does nothing the second time."""
         if self.loans:
             return_loans(self.loans, self)
+
+
+quick.know_tickets(Ticket, core.new_sequence, on_loan)
 
 
 class Inbox(deque[Any]):

@@ -58,6 +58,12 @@ class Transport(Protocol):
         Where there were fewer, one without a sequence may be among them.
         """
 
+    def await_end(self, sequence: int, deadline_ns: int, /) -> int:
+        """As shm_port_await_end."""
+
+    def take_end_of(self, sequence: int, inbox: deque[Any], /) -> None:
+        """As :meth:`take_ends`, of the call that this was awaited of."""
+
     def take_growing(self, inbox: deque[Any], /) -> None:
         """The same for all that ask for a larger output buffer."""
 
@@ -88,12 +94,18 @@ class BrokerTransport:
     def __init__(self) -> None:
         self.number = max(core.port_number(), 0)
         self.await_replies = partial(core.port_await, self.number)
+        self.await_end = partial(core.port_await_end, self.number)
         self._take_end = partial(core.port_take_end, self.number)
+        self._take_end_of = partial(core.port_take_end_of, self.number)
         self._take_growing = partial(core.port_take_growing, self.number)
 
     def take_ends(self, count: int, inbox: deque[Any]) -> None:
         """Replies of submitted and abandoned calls."""
         inbox.extend(islice(iter(self._take_end, None), count))
+
+    def take_end_of(self, sequence: int, inbox: deque[Any]) -> None:
+        """The reply of the call whose end was awaited."""
+        inbox.extend(map(self._take_end_of, (sequence,)))
 
     def take_growing(self, inbox: deque[Any]) -> None:
         """Their requests for larger output buffers."""

@@ -141,6 +141,13 @@ class InlineTransport:
         """Replies of submitted calls."""
         _move(self._ends, inbox)
 
+    def await_end(self, sequence: int, deadline_ns: int) -> int:
+        """It has ended, always."""
+        return core.EAGAIN
+
+    def take_end_of(self, sequence: int, inbox: deque[Any]) -> None:
+        """There is none."""
+
     def take_growing(self, inbox: deque[Any]) -> None:
         """Their requests for larger output buffers."""
         _move(self._asking, inbox)

@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 
 import shmgpu
+from shmgpu import core
 from shmgpu.child import replies, runtime
-from shmgpu.child.futures import CallFuture, readers
+from shmgpu.child.futures import ENDED, CallFuture, readers
+from shmgpu.child.tickets import Inbox
 from shmgpu.errors import CallCancelled
 
 
@@ -272,13 +274,87 @@ def test_a_waiter_that_an_interrupt_kept_from_hearing_of_an_end_hears_of_it_once
             told.append(self)
 
     first, second = Waiter(False), Waiter(True)
-    future._waiters += [first, second]
+    with future._condition:
+        future._waiters += [first, second]
     with pytest.raises(KeyboardInterrupt):
         future.ended(None, 1, None)
     assert told == [first]
     future.ended(None, 1, None)
     future.ended(None, 1, None)
     assert told == [first, second] and future.result(0) == 1
+
+
+def test_whoever_has_its_end_goes_on_where_another_thread_was_interrupted(broker, monkeypatch):
+    monkeypatch.setattr(replies, "REST_S", 30.0)
+    owner = runtime.require_port()
+    first, second = sleep.submit(0), sleep.submit(0)
+    for future in (first, second):
+        number = future._ticket.sequence
+        wait_until(lambda number=number: owner.transport.await_end(number, 0) == core.OK)
+    owner._inboxes.append(Inbox())
+    # Something struck there:
+    owner.transport.take_end_of(first._ticket.sequence, owner._inboxes[-1])
+    assert second.result(10) is None
+    assert first._made is ENDED
+
+
+def test_a_future_that_nobody_waits_for_ends_all_the_same(broker):
+    """Arrays that it had can be written to then, and what was kept for it is given back."""
+    x, called = shmgpu.arena.zeros(4), []
+    for _ in range(3):
+        add_one(x)
+    add_one.submit(x)
+    big.submit(n=500_000)  # it has to ask for room
+    wait_until(lambda: x.flags.writeable and not runtime.require_port()._out)
+    add_one.submit(x).add_done_callback(called.append)
+    wait_until(lambda: x.flags.writeable and called)
+
+
+def test_a_result_that_several_threads_wait_for_is_each_ones(broker):
+    gate, results = shmgpu.arena.zeros(1), []
+    future = held.submit(gate[:], "done")
+    threads = [threading.Thread(target=lambda: results.append(future.result(20))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    gate[0] = 1
+    for thread in threads:
+        thread.join()
+    assert results == ["done"] * 3
+
+
+@pytest.mark.parametrize("way", ["cancelled", "late"])
+def test_who_waits_for_a_future_hears_at_once_that_nothing_will_come(broker, way):
+    """Its helper has the call, and answers when the gate opens."""
+    gate, ends = shmgpu.arena.zeros(1), []
+    target = held if way == "cancelled" else held.options(timeout=0.2)
+    future = target.submit(gate[:])
+    wait_until(lambda: shmgpu.stats()["helpers"][0]["in_flight"] > 0)
+
+    def wait():
+        try:
+            future.result()
+        except BaseException as error:
+            ends.append(type(error))
+
+    waits = threading.Thread(target=wait)
+    waits.start()
+    if way == "cancelled":
+        assert future.cancel()
+    waits.join(20)
+    gate[0] = 1
+    wanted = concurrent.futures.CancelledError if way == "cancelled" else shmgpu.CallTimeout
+    assert ends == [wanted]
+
+
+def test_a_wait_for_a_future_ends_when_its_time_is_over(broker):
+    gate = shmgpu.arena.zeros(1)
+    future = held.submit(gate[:], 5)
+    for wait in (future.result, future.exception):
+        with pytest.raises(concurrent.futures.TimeoutError):
+            wait(0.02)
+    assert not future.done() and not future.cancelled()
+    gate[0] = 1
+    assert future.result(10) == 5
 
 
 def test_map_yields_in_order(running):

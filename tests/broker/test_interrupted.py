@@ -85,7 +85,7 @@ def handler(tmp_path_factory):
 def interrupts(handler, request, monkeypatch):
     """A call that C makes has no such points, unless its wait is interrupted."""
     params = getattr(request.node, "callspec", None)
-    is_quick = params is not None and params.params.get("operation") is resumed
+    is_quick = params is not None and params.params.get("operation") in (resumed, resubmitted)
     monkeypatch.setenv("SHMGPU_QUICK_CALLS", str(int(is_quick)))
     with shmgpu.init(helpers=1, devices="cpu", arena="32MiB", window=WINDOW):
         with handler.installed():
@@ -192,6 +192,17 @@ def submitted(others):
     assert time.monotonic() < began + ENDS_WITHIN_S, "nobody woke it"
 
 
+def resubmitted(others):
+    """Calls that C sends, and whose ends it tells."""
+    for _ in range(3):
+        add_one(others.x)
+    x = shmgpu.arena.zeros(8)
+    futures = [add_one.submit(x) for _ in range(2)]
+    others.extra += futures
+    assert all(future.result().tolist() == [1] * 8 for future in futures)
+    assert x.flags.writeable
+
+
 def submitted_to_nobody(others):
     """The thread that reads replies is to be started."""
     wait_until(lambda: runtime.require_port()._reader is None, "the reader never ends")
@@ -233,6 +244,7 @@ def awaited(others):  # a loop whose own code is interrupted is no concern of ou
         grown,
         failed,
         submitted,
+        resubmitted,
         cancelled,
     ],
     ids=lambda operation: operation.__name__,
@@ -257,6 +269,7 @@ def test_f30_an_exception_in_an_event_loop_costs_no_other_call_anything(interrup
         called,
         resumed,
         submitted,
+        resubmitted,
         cancelled,
         awaited,
     ],

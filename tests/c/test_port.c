@@ -1498,3 +1498,69 @@ TEST(a_call_that_waits_for_others_to_make_room_has_a_deadline) {
   CHECK_EQ(shm_port_take_growing(0).status, SHM_ENEEDS_SPACE);
   close_lone_port();
 }
+
+/* ---- the end of a submitted call, awaited by its caller ---- */
+
+static uint64_t awaited[2];
+
+static void *awaits_first(void *ignored) {
+  (void)ignored;
+  return (void *)(intptr_t)shm_port_await_end(0, awaited[0], 0);
+}
+
+static void *awaits_second(void *ignored) {
+  (void)ignored;
+  return (void *)(intptr_t)shm_port_await_end(0, awaited[1], 0);
+}
+
+TEST(threads_that_await_submitted_calls_each_hear_of_their_own_alone) {
+  open_lone_port(4);
+  shmi_frame_t first = submit_one(), second = submit_one(), other = submit_one();
+  awaited[0] = first.sequence;
+  awaited[1] = second.sequence;
+  pthread_t leads = begin_thread(awaits_first);
+  until_they_sleep();
+  pthread_t follows = begin_thread(awaits_second);
+  until_they_sleep();
+  CHECK_EQ(shm_port_await_end(0, awaited[1], 0), SHM_EBAD_FRAME); /* somebody else does */
+  answer(&other);
+  answer(&second);
+  CHECK_EQ(end_of(follows), SHM_OK);
+  CHECK_EQ(shm_port_take_end_of(0, second.sequence).sequence, second.sequence);
+  CHECK_EQ(shm_port_take_end_of(0, second.sequence).sequence, 0);
+  CHECK_EQ(shm_port_await_end(0, second.sequence, 0), SHM_EBAD_FRAME);
+  CHECK_EQ(shm_port_await_end(0, other.sequence, 0), SHM_OK); /* the first one's thread has read it */
+  CHECK_EQ(drain_one().sequence, other.sequence);
+  answer(&first);
+  CHECK_EQ(end_of(leads), SHM_OK);
+  CHECK_EQ(drain_one().sequence, first.sequence);
+  CHECK_EQ(shm_port_outstanding(), 0);
+  close_lone_port();
+}
+
+TEST(the_end_of_a_submitted_call_comes_to_who_drains_when_nobody_awaits_it_any_more) {
+  open_lone_port(2);
+  shmi_frame_t request = submit_one();
+  CHECK_EQ(shm_port_await_end(0, request.sequence, 1), SHM_ETIMEOUT);
+  pthread_t drains = begin_thread(drains_once);
+  until_they_sleep();
+  answer(&request);
+  CHECK_EQ(end_of(drains), 1);
+  close_lone_port();
+}
+
+TEST(a_submitted_call_that_is_awaited_asks_for_room_and_is_awaited_again) {
+  open_lone_port(2);
+  shmi_frame_t request = submit_one(), wants_room = answer_to(&request, SHM_ENEEDS_SPACE);
+  CHECK_EQ(shmi_pipe_write(broker_side.replies[1], &wants_room, 1), 1);
+  CHECK_EQ(shm_port_await_end(0, request.sequence, 0), SHM_ENEEDS_SPACE);
+  CHECK_EQ(shm_port_await_end(0, request.sequence, 0), SHM_ENEEDS_SPACE); /* nobody has served it */
+  shm_reply_t asks = shm_port_take_growing(0);
+  CHECK_EQ(shm_port_await_end(0, request.sequence, 0), SHM_EBAD_FRAME); /* somebody is at it */
+  CHECK_EQ(shm_port_grow(request.sequence, asks.token, 0), SHM_OK);
+  CHECK_EQ(next_request().kind, SHMI_FRAME_GROW);
+  answer(&request);
+  CHECK_EQ(shm_port_await_end(0, request.sequence, 0), SHM_OK);
+  CHECK_EQ(drain_one().status, SHM_OK);
+  close_lone_port();
+}

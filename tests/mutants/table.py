@@ -636,6 +636,28 @@ MUTANTS = [
         INTERRUPTED + "test_an_exception_may_break_off_what_the_last_one_left_to_be_done",
     ),
     Mutant(
+        "interrupted",
+        "shmgpu/child/replies.py",
+        "                for inbox in inboxes:  # others",
+        "                for inbox in inboxes[:1]:  # others",
+        FUTURES + "test_whoever_has_its_end_goes_on_where_another_thread_was_interrupted",
+    ),
+    Mutant(
+        "calls",
+        "shmgpu/child/replies.py",
+        "            ready = self.transport.await_replies(0 if rests else LINGER_NS)",
+        "            ready = 0 if rests else self.transport.await_replies(LINGER_NS)",
+        FUTURES + "test_a_future_that_nobody_waits_for_ends_all_the_same",
+    ),
+    Mutant(
+        "core",
+        "csrc/child/port_replies.c",
+        "  entry->state = SHMI_ENTRY_QUEUED;\n  return status;",
+        "  return status;",
+        CORE
+        + "test_the_end_of_a_submitted_call_comes_to_who_drains_when_nobody_awaits_it_any_more",
+    ),
+    Mutant(
         "F37",
         "shmgpu/child/port.py",
         "if ticket.handler is None or self._out.get(ticket.number) is not ticket:",
@@ -645,8 +667,8 @@ MUTANTS = [
     Mutant(
         "F30",
         "shmgpu/child/futures.py",
-        "        self._condition = _Condition()",
-        "        self._condition = threading.Condition()",
+        'made = own.setdefault("_made", _Condition())',
+        'made = own.setdefault("_made", threading.Condition())',
         INTERRUPTED + "test_f30_an_exception_from_a_signal_handler_costs_no_other_call_anything",
     ),
     Mutant(
@@ -996,7 +1018,7 @@ MUTANTS = [
     ),
     Mutant(
         "calls",
-        "csrc/python/quick/call.c",
+        "csrc/python/quick/ready.c",
         "if (!ready->has_places || PyTuple_Size(ready->values) == 0) return true;",
         "if (ready != NULL) return true;",
         "tests/broker/test_prepared_calls.py::test_a_value_of_a_call_that_raised_is_nobody_elses",

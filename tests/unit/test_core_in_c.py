@@ -33,6 +33,8 @@ ROOMS: dict[str, list[str] | None] = {
         "calls_that_a_child_left_behind_are_not_out_for_ever",
         "room_that_is_offered_late_is_not_taken_for_what_is_asked_since",
         "of_several_that_drain_none_sleeps_on_when_one_has_what_it_wanted",
+        "threads_that_await_submitted_calls_each_hear_of_their_own_alone",
+        "the_end_of_a_submitted_call_comes_to_who_drains_when_nobody_awaits_it_any_more",
         "whoever_was_to_read_for_others_and_has_its_answer_has_another_read",
         "who_waits_for_a_place_reads_when_the_one_that_read_leaves",
         "who_waits_for_a_place_serves_a_call_that_asks_for_room_while_others_wait_for_answers",

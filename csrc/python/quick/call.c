@@ -15,15 +15,6 @@ enum { STRUCK = -1 };   /* the key in `out` that says so, as in shmgpu/child/rep
 
 /* ---- one call ------------------------------------------------------------------------------- */
 
-static PyObject *addresses_of(const quick_call_t *ready, const uint64_t *addresses) {
-  PyObject *made = PyTuple_New((Py_ssize_t)ready->repeat->arguments);
-  for (uint32_t at = 0; made != NULL && at < ready->repeat->arguments; at++) {
-    PyObject *one = PyLong_FromUnsignedLongLong(addresses[at]);
-    if (one == NULL || PyTuple_SetItem(made, (Py_ssize_t)at, one) < 0) Py_CLEAR(made);
-  }
-  return made;
-}
-
 /* Keeps what a helper may still write to, and what it reads, and has the port give the call up. The
  * exception stays, unless another comes. */
 static void strike(quick_port_t *port, quick_call_t *ready, const quick_found_t *found) {
@@ -54,22 +45,12 @@ static void strike(quick_port_t *port, quick_call_t *ready, const quick_found_t 
   }
 }
 
-/* What the block has of plain values is not what the call was last told: whoever uses it next writes
- * them. Runs no Python code. */
-static bool forget_values(const quick_call_t *ready) {
-  if (!ready->has_places || PyTuple_Size(ready->values) == 0) return true;
-  PyObject *nothing = PyBytes_FromStringAndSize(NULL, 0);
-  bool is_done = nothing != NULL && PyObject_SetAttr(ready->call, shmi_quick.value_bytes, nothing) == 0;
-  Py_XDECREF(nothing);
-  return is_done;
-}
-
 /* Has Python go on with a call whose wait ended otherwise than nearly all do: what its end is. */
 static int go_on(quick_port_t *port, PyObject *function, quick_call_t *ready,
                  const quick_found_t *found, int status) {
-  PyObject *places = addresses_of(ready, found->addresses), *number = PyLong_FromLong(status);
+  PyObject *places = shmi_addresses_of(ready, found->addresses), *number = PyLong_FromLong(status);
   PyObject *end = NULL;
-  if (forget_values(ready) && places != NULL && number != NULL) {
+  if (shmi_forget_values(ready) && places != NULL && number != NULL) {
     end = PyObject_CallMethodObjArgs((PyObject *)port, shmi_quick.go_on, function,
                                      (PyObject *)ready, places, number, NULL);
   }
@@ -86,7 +67,7 @@ static int go_on(quick_port_t *port, PyObject *function, quick_call_t *ready,
 
 /* What Python makes of an end that is not the expected one. */
 static PyObject *finish(quick_port_t *port, quick_call_t *ready, int status) {
-  PyObject *end = forget_values(ready) ? PyLong_FromLong(status < 0 ? status : SHM_OK) : NULL;
+  PyObject *end = shmi_forget_values(ready) ? PyLong_FromLong(status < 0 ? status : SHM_OK) : NULL;
   if (end == NULL) return NULL;
   PyObject *result =
       PyObject_CallMethodObjArgs((PyObject *)port, shmi_quick.finish, (PyObject *)ready, end, NULL);
@@ -132,10 +113,7 @@ static PyObject *send(quick_port_t *port, PyObject *function, PyObject *list,
       result = status == SHM_OK ? result_of(port, list, ready) : finish(port, ready, status);
     }
   } else {
-    PyObject *kind, *value, *trace;
-    PyErr_Fetch(&kind, &value, &trace);
-    if (ready->views != NULL && PyList_Append(list, (PyObject *)ready) < 0) PyErr_Clear();
-    PyErr_Restore(kind, value, trace);
+    shmi_put_back(list, ready);
   }
   Py_DECREF(ready);
   return result;
@@ -143,7 +121,8 @@ static PyObject *send(quick_port_t *port, PyObject *function, PyObject *list,
 
 /* ---- a function that is called -------------------------------------------------------------- */
 
-static bool may_send(const quick_port_t *port, const quick_function_t *function) {
+bool shmi_may_send(const quick_port_t *port, const PyObject *one) {
+  const quick_function_t *function = (const quick_function_t *)one;
   if (port == NULL || function->plans_port == NULL || function->signatures == NULL) return false;
   if (function->plans_port != port->arguments || !PyList_Check(function->signatures)) return false;
   return !port->rejoins || !shmi_quick.is_lost();
@@ -181,7 +160,7 @@ static PyObject *try_to_call(quick_port_t *port, quick_function_t *self, PyObjec
     /* Callbacks run there: they may change what was found, or leave the broker. */
     shmi_let_go(&found);
     Py_CLEAR(signature);
-    if (look_around(port) && port == shmi_quick.port && may_send(port, self)) {
+    if (look_around(port) && port == shmi_quick.port && shmi_may_send(port, (PyObject *)self)) {
       signature = shmi_signature_of(self->signatures, args, named, &found);
     }
   }
@@ -196,7 +175,7 @@ static PyObject *try_to_call(quick_port_t *port, quick_function_t *self, PyObjec
 
 static PyObject *function_call(quick_function_t *self, PyObject *args, PyObject *named) {
   quick_port_t *port = shmi_quick.port;
-  if (may_send(port, self)) {
+  if (shmi_may_send(port, (PyObject *)self)) {
     Py_INCREF(port);
     PyObject *tried = try_to_call(port, self, args, named);
     Py_DECREF(port);
@@ -251,6 +230,8 @@ static int port_traverse(quick_port_t *self, visitproc visit, void *arg) {
   Py_VISIT(self->struck);
   Py_VISIT(self->queue);
   Py_VISIT(self->reader);
+  Py_VISIT(self->closed);
+  Py_VISIT(self->numbers);
   Py_VISIT(self->arguments);
   Py_VISIT(self->look);
   return 0;
@@ -261,6 +242,8 @@ static int port_clear(quick_port_t *self) {
   Py_CLEAR(self->struck);
   Py_CLEAR(self->queue);
   Py_CLEAR(self->reader);
+  Py_CLEAR(self->closed);
+  Py_CLEAR(self->numbers);
   Py_CLEAR(self->arguments);
   Py_CLEAR(self->look);
   return 0;
@@ -277,6 +260,8 @@ static PyMemberDef port_members[] = {
     {"_struck", T_OBJECT_EX, offsetof(quick_port_t, struck), 0, NULL},
     {"_queue", T_OBJECT_EX, offsetof(quick_port_t, queue), 0, NULL},
     {"_reader", T_OBJECT_EX, offsetof(quick_port_t, reader), 0, NULL},
+    {"_closed", T_OBJECT_EX, offsetof(quick_port_t, closed), 0, NULL},
+    {"_numbers", T_OBJECT_EX, offsetof(quick_port_t, numbers), 0, NULL},
     {"arguments", T_OBJECT_EX, offsetof(quick_port_t, arguments), 0, NULL},
     {"look", T_OBJECT_EX, offsetof(quick_port_t, look), 0, NULL},
     {"rejoins", T_BOOL, offsetof(quick_port_t, rejoins), 0, NULL},
@@ -304,7 +289,8 @@ int shmi_add_call(PyObject *module) {
     specs[at].flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE;
     PyObject *type = PyType_FromSpec(&specs[at]);
     if (type == NULL || PyModule_AddType(module, (PyTypeObject *)type) < 0) return -1;
-    Py_DECREF(type);
+    if (at == 0) shmi_quick.function = (PyTypeObject *)type;
+    else Py_DECREF(type);
   }
   return 0;
 }

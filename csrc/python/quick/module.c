@@ -3,12 +3,13 @@
 
 quick_t shmi_quick;
 
-/* bind(ndarray, repeat, is_lost, count_bytes): NumPy's type, and where functions of the core are. */
+/* bind(ndarray, repeat, resubmit, await_reply, put_back, is_lost, count_bytes): NumPy's type, and where functions of the core are. */
 static PyObject *bind(PyObject *module, PyObject *given) {
   (void)module;
   PyObject *ndarray;
-  unsigned long long repeat, is_lost, count_bytes;
-  if (!PyArg_ParseTuple(given, "O!KKK", &PyType_Type, &ndarray, &repeat, &is_lost, &count_bytes)) {
+  unsigned long long repeat, resubmit, await_reply, put_back, is_lost, count_bytes;
+  if (!PyArg_ParseTuple(given, "O!KKKKKK", &PyType_Type, &ndarray, &repeat, &resubmit, &await_reply,
+                        &put_back, &is_lost, &count_bytes)) {
     return NULL;
   }
   PyTypeObject *before = shmi_quick.ndarray;
@@ -16,6 +17,11 @@ static PyObject *bind(PyObject *module, PyObject *given) {
   Py_XDECREF(before);
   shmi_quick.repeat =
       (int (*)(const shm_repeat_t *, const uint64_t *, uint64_t))(uintptr_t)repeat;
+  shmi_quick.resubmit = (int (*)(const shm_repeat_t *, const uint64_t *, uint64_t, uint64_t,
+                                 uint64_t *))(uintptr_t)resubmit;
+  shmi_quick.await_reply =
+      (int (*)(uint32_t, uint64_t, uint64_t, shm_reply_t *))(uintptr_t)await_reply;
+  shmi_quick.put_back = (void (*)(uint32_t, const shm_reply_t *))(uintptr_t)put_back;
   shmi_quick.is_lost = (int (*)(void))(uintptr_t)is_lost;
   shmi_quick.count_bytes = (void (*)(int, uint64_t))(uintptr_t)count_bytes;
   Py_RETURN_NONE;
@@ -53,6 +59,10 @@ static PyMethodDef functions[] = {
     {"use", use, METH_VARARGS, "The port that calls go through, or None."},
     {"know_tensor", know_tensor, METH_O, "torch's type."},
     {"find", shmi_find, METH_VARARGS, "Which of these signatures such arguments have."},
+    {"submit", shmi_submit, METH_VARARGS, "Sends a call like an earlier one."},
+    {"await_end", shmi_await_end, METH_VARARGS, "Waits for its end."},
+    {"know_ticket", shmi_know_ticket, METH_VARARGS, "Python's tickets."},
+    {"know_ends", shmi_know_ends, METH_VARARGS, "What a future says that has ended."},
     {"reads_array", shmi_reads_array, METH_VARARGS, "Whether it sees these fields of an array."},
     {0},
 };
@@ -84,6 +94,11 @@ static bool intern_names(void) {
       {&shmi_quick.view, "view"},
       {&shmi_quick.numpy, "numpy"},
       {&shmi_quick.value_bytes, "value_bytes"},
+      {&shmi_quick.addresses, "addresses"},
+      {&shmi_quick.result, "result"},
+      {&shmi_quick.made, "_made"},
+      {&shmi_quick.own_result, "_result"},
+      {&shmi_quick.own_state, "_state"},
   };
   for (size_t at = 0; at < sizeof names / sizeof *names; at++) {
     *names[at].into = PyUnicode_InternFromString(names[at].name);
@@ -96,7 +111,8 @@ PyMODINIT_FUNC PyInit__quick(void);
 PyMODINIT_FUNC PyInit__quick(void) {
   PyObject *module = PyModule_Create(&definition);
   if (module != NULL &&
-      (!intern_names() || shmi_add_call(module) < 0 || shmi_add_ready(module) < 0 || shmi_add_signature(module) < 0 ||
+      (!intern_names() || shmi_add_call(module) < 0 || shmi_add_ready(module) < 0 ||
+       shmi_add_ticket(module) < 0 || shmi_add_signature(module) < 0 ||
        PyModule_AddIntConstant(module, "NDARRAY_BYTES", (long)shmi_array_bytes()) < 0)) {
     Py_CLEAR(module);
   }

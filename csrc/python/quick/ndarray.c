@@ -18,7 +18,7 @@ typedef struct {
   int flags;
 } ndarray_t;
 
-enum { C_CONTIGUOUS = 1 }; /* of the flags */
+enum { C_CONTIGUOUS = 1, WRITEABLE = 0x400 }; /* of the flags */
 
 static bool is_dtype(PyObject *dtype, PyObject *wanted) {
   if (dtype == wanted) return true;
@@ -43,6 +43,25 @@ PyObject *shmi_array_type(PyObject *one, int *axes, const intptr_t **shape) {
   *axes = array->axes;
   *shape = array->shape;
   return array->dtype;
+}
+
+bool shmi_array_is_here(PyObject *one) {
+  if (Py_TYPE(one) != shmi_quick.ndarray) return false;
+  const ndarray_t *array = (const ndarray_t *)one;
+  uint64_t at = (uint64_t)(uintptr_t)array->data;
+  for (int axis = 0; axis < array->axes; axis++) {
+    if (array->shape[axis] == 0) return false;
+  }
+  return at >= shmi_quick.base && at < shmi_quick.end;
+}
+
+bool shmi_array_may_write(PyObject *array) {
+  return (((const ndarray_t *)array)->flags & WRITEABLE) != 0;
+}
+
+void shmi_array_set_write(PyObject *array, bool may) {
+  int *flags = &((ndarray_t *)array)->flags;
+  *flags = may ? *flags | WRITEABLE : *flags & ~WRITEABLE;
 }
 
 size_t shmi_array_bytes(void) { return sizeof(ndarray_t); }

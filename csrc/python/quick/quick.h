@@ -16,7 +16,7 @@
  * children, all roles; of a lone caller 51.2, 53.2 and 81.4). It needs the GIL.
  *
  * Files: ndarray.c, signature.c: what arguments are; ready.c: what is kept of an earlier call;
- * call.c: the call itself.
+ * call.c: the call itself; submit.c: calls that are sent without waiting, and their ends.
  *
  * Owns: the module's types and what its files share. Must never: do what a call through Python
  * would not.
@@ -40,6 +40,8 @@ typedef struct {
   PyObject *struck;    /* a deque: calls that exceptions have struck */
   PyObject *queue;     /* a deque: calls that wait for the window */
   PyObject *reader;    /* a thread, or None */
+  PyObject *closed;    /* why no call can be made any more, or None */
+  PyObject *numbers;   /* an iterator: of tickets */
   PyObject *arguments; /* what its plans belong to */
   PyObject *look;      /* called before each call, or None */
   char rejoins;        /* a call after the broker is gone joins another */
@@ -70,6 +72,17 @@ typedef struct {
   uint64_t staged[SHMI_QUICK_ARRAYS]; /* where arguments from elsewhere are copied to, or 0 */
 } quick_call_t;
 
+/* One submitted call: what a shmgpu.child.tickets.Ticket is made of, which says what these are. Where
+ * it was sent from here, `ready` is what it was made of, `list` where that goes at its end, and
+ * `sequence` its message's. */
+typedef struct {
+  PyObject_HEAD
+  PyObject *call, *handler, *number, *sent, *deadline_ns, *keep, *loans, *offers, *error;
+  PyObject *ready, *list;
+  uint64_t sequence;
+  char is_watched;
+} quick_ticket_t;
+
 /* What was found of a call's arguments. Another thread, or a callback, may take out of a list what
  * was found in it: so all of it is held until the call has ended. */
 typedef struct {
@@ -89,17 +102,24 @@ typedef struct {
 
 /* What the module knows of Python's side. */
 typedef struct {
-  PyTypeObject *call, *signature;      /* made here */
+  PyTypeObject *call, *signature, *function; /* made here */
   PyTypeObject *ndarray;               /* given once, by bind() */
   PyTypeObject *tensor;                /* torch's, by know_tensor(); or NULL */
+  PyTypeObject *ticket;                /* Python's, by know_ticket(), as the next two; or NULL */
+  PyObject *new_sequence;              /* makes room for a message's sequence */
+  PyObject *loans;                     /* a dict: arrays that are read-only for now */
+  PyObject *ended, *finished;          /* what a future says that has ended, by know_ends() */
   quick_port_t *port;                  /* of this process as a child, by use(); or NULL */
   uint64_t base, end;                  /* of its arena */
   int (*repeat)(const shm_repeat_t *, const uint64_t *, uint64_t);
+  int (*resubmit)(const shm_repeat_t *, const uint64_t *, uint64_t, uint64_t, uint64_t *);
+  int (*await_reply)(uint32_t, uint64_t, uint64_t, shm_reply_t *);
+  void (*put_back)(uint32_t, const shm_reply_t *);
   int (*is_lost)(void);
   void (*count_bytes)(int, uint64_t);
   /* Names of attributes. */
   PyObject *in_python, *renew, *stage, *set_values, *read, *go_on, *finish, *tidy, *poll, *pump,
-      *append, *view, *numpy, *value_bytes;
+      *append, *view, *numpy, *value_bytes, *addresses, *result, *made, *own_result, *own_state;
 } quick_t;
 
 extern quick_t shmi_quick;
@@ -110,6 +130,11 @@ extern quick_t shmi_quick;
 const void *shmi_array_data(PyObject *one, PyObject *dtype, int axes, const intptr_t *shape);
 /* The dtype and the shape of an array, both borrowed from it; NULL: it is not C-contiguous. */
 PyObject *shmi_array_type(PyObject *array, int *axes, const intptr_t **shape);
+/* Whether a thing is an array with elements in the arena; whether it may be written to, and that from
+ * now on it may or may not. */
+bool shmi_array_is_here(PyObject *one);
+bool shmi_array_may_write(PyObject *array);
+void shmi_array_set_write(PyObject *array, bool may);
 size_t shmi_array_bytes(void); /* of one, as far as is known here */
 PyObject *shmi_reads_array(PyObject *module, PyObject *given);
 
@@ -139,9 +164,26 @@ PyObject *shmi_result(const quick_call_t *ready);
 PyObject *shmi_lone_value(const quick_call_t *ready);
 int shmi_add_ready(PyObject *module);
 
+/* It was taken, and not used after all. */
+void shmi_put_back(PyObject *list, quick_call_t *ready);
+/* What the block has of plain values is not what the call was last told: whoever uses it next writes
+ * them. Runs no Python code. */
+bool shmi_forget_values(const quick_call_t *ready);
+PyObject *shmi_addresses_of(const quick_call_t *ready, const uint64_t *addresses); /* as a tuple */
+
 /* ---- call.c ---- */
 
+/* Whether calls of such a function may be made here, by this port. */
+bool shmi_may_send(const quick_port_t *port, const PyObject *function);
 int shmi_add_call(PyObject *module);
+
+/* ---- submit.c ---- */
+
+PyObject *shmi_submit(PyObject *module, PyObject *given);
+PyObject *shmi_await_end(PyObject *module, PyObject *given);
+PyObject *shmi_know_ticket(PyObject *module, PyObject *given);
+PyObject *shmi_know_ends(PyObject *module, PyObject *given);
+int shmi_add_ticket(PyObject *module);
 
 /* ---- objects that Python derives from ---- */
 

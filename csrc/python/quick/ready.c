@@ -50,6 +50,22 @@ quick_call_t *shmi_take(PyObject *list) {
   return ready;
 }
 
+void shmi_put_back(PyObject *list, quick_call_t *ready) {
+  PyObject *kind, *value, *trace;
+  PyErr_Fetch(&kind, &value, &trace);
+  if (ready->views != NULL && PyList_Append(list, (PyObject *)ready) < 0) PyErr_Clear();
+  PyErr_Restore(kind, value, trace);
+}
+
+PyObject *shmi_addresses_of(const quick_call_t *ready, const uint64_t *addresses) {
+  PyObject *made = PyTuple_New((Py_ssize_t)ready->repeat->arguments);
+  for (uint32_t at = 0; made != NULL && at < ready->repeat->arguments; at++) {
+    PyObject *one = PyLong_FromUnsignedLongLong(addresses[at]);
+    if (one == NULL || PyTuple_SetItem(made, (Py_ssize_t)at, one) < 0) Py_CLEAR(made);
+  }
+  return made;
+}
+
 /* ---- plain values --------------------------------------------------------------------------- */
 
 /* Kinds of plain values, as shmgpu/codec/pytree.py has them in bytes. */
@@ -127,6 +143,14 @@ static bool set_values(quick_call_t *ready, const quick_found_t *found) {
   if (done == Py_False) Py_CLEAR(ready->views);
   Py_XDECREF(done);
   return is_set;
+}
+
+bool shmi_forget_values(const quick_call_t *ready) {
+  if (!ready->has_places || PyTuple_Size(ready->values) == 0) return true;
+  PyObject *nothing = PyBytes_FromStringAndSize(NULL, 0);
+  bool is_done = nothing != NULL && PyObject_SetAttr(ready->call, shmi_quick.value_bytes, nothing) == 0;
+  Py_XDECREF(nothing);
+  return is_done;
 }
 
 /* ---- arguments from elsewhere --------------------------------------------------------------- */

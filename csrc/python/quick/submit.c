@@ -1,0 +1,349 @@
+/* submit -- calls that are sent without waiting, and their ends. See quick.h.
+ *
+ * A ticket is what Python's port has of any submitted call (shmgpu/child/tickets.py), so whoever
+ * reads its reply first may end it: the thread that asks for the result, here, where the call ended
+ * as nearly all do, or any thread, through Python. What is to be indivisible runs no Python code: a
+ * ticket is noted and its message sent; its result is made, and then given to whoever holds the
+ * future. A reply that is not of the expected kind goes back to where Python finds it.
+ */
+#include <stddef.h>
+#include <time.h>
+
+#include "python/quick/quick.h"
+
+#include <structmember.h>
+
+enum { LOOK_NS = 50000000 }; /* then Python looks who else ended the call, as in replies.py */
+
+/* ---- loans: as lend() and return_loans() of shmgpu/child/plans.py, each in one step ----------- */
+
+static PyObject *arrays_to_lend(PyObject *args, PyObject *named) {
+  PyObject *lent = PyList_New(0), *key, *item;
+  Py_ssize_t place = 0;
+  for (Py_ssize_t at = 0; lent != NULL && at < PyTuple_Size(args); at++) {
+    item = PyTuple_GetItem(args, at);
+    if (shmi_array_is_here(item) && PyList_Append(lent, item) < 0) Py_CLEAR(lent);
+  }
+  while (lent != NULL && PyDict_Next(named, &place, &key, &item)) {
+    if (shmi_array_is_here(item) && PyList_Append(lent, item) < 0) Py_CLEAR(lent);
+  }
+  return lent;
+}
+
+static bool lend(PyObject *array, PyObject *borrower) {
+  PyObject *key = PyLong_FromVoidPtr(array);
+  PyObject *loan = key != NULL ? PyDict_GetItem(shmi_quick.loans, key) : NULL;
+  bool is_lent = false;
+  if (loan != NULL) {
+    is_lent = PySet_Add(PyTuple_GetItem(loan, 1), borrower) == 0;
+  } else if (key != NULL) {
+    loan = Py_BuildValue("(ONN)", array, PySet_New(NULL), PyBool_FromLong(shmi_array_may_write(array)));
+    is_lent = loan != NULL && PySet_Add(PyTuple_GetItem(loan, 1), borrower) == 0 &&
+              PyDict_SetItem(shmi_quick.loans, key, loan) == 0;
+    Py_XDECREF(loan);
+  }
+  Py_XDECREF(key);
+  if (is_lent) shmi_array_set_write(array, false);
+  return is_lent;
+}
+
+static void return_loans(quick_ticket_t *ticket) {
+  if (!PyList_Check(ticket->loans)) return;
+  for (Py_ssize_t at = 0; at < PyList_Size(ticket->loans); at++) {
+    PyObject *array = PyList_GetItem(ticket->loans, at), *key = PyLong_FromVoidPtr(array);
+    PyObject *loan = key != NULL ? PyDict_GetItem(shmi_quick.loans, key) : NULL;
+    if (loan != NULL && PySet_Discard(PyTuple_GetItem(loan, 1), (PyObject *)ticket) >= 0 &&
+        PySet_Size(PyTuple_GetItem(loan, 1)) == 0) {
+      shmi_array_set_write(array, PyTuple_GetItem(loan, 2) == Py_True);
+      PyDict_DelItem(shmi_quick.loans, key);
+    }
+    Py_XDECREF(key);
+    PyErr_Clear(); /* no memory: it stays read-only */
+  }
+}
+
+/* ---- tickets -------------------------------------------------------------------------------- */
+
+static quick_ticket_t *new_ticket(quick_port_t *port, quick_call_t *ready, PyObject *list,
+                                  PyObject *handler, PyObject *args, PyObject *named) {
+  allocfunc allocate = (allocfunc)PyType_GetSlot(shmi_quick.ticket, Py_tp_alloc);
+  quick_ticket_t *made = (quick_ticket_t *)allocate(shmi_quick.ticket, 0);
+  if (made == NULL) return NULL;
+  made->call = Py_NewRef(ready->call);
+  made->handler = Py_NewRef(handler);
+  made->number = PyIter_Next(port->numbers);
+  made->sent = PyObject_CallNoArgs(shmi_quick.new_sequence);
+  made->deadline_ns = PyLong_FromLong(0);
+  made->keep = Py_BuildValue("(OO)", args, named);
+  made->loans = arrays_to_lend(args, named);
+  made->offers = PyDict_New();
+  made->error = Py_NewRef(Py_None);
+  made->ready = Py_NewRef((PyObject *)ready);
+  made->list = Py_NewRef(list);
+  bool is_whole = made->number != NULL && made->sent != NULL && made->deadline_ns != NULL &&
+                  made->keep != NULL && made->loans != NULL && made->offers != NULL;
+  for (Py_ssize_t at = 0; is_whole && at < PyList_Size(made->loans); at++) {
+    is_whole = lend(PyList_GetItem(made->loans, at), (PyObject *)made);
+  }
+  if (!is_whole) {
+    if (made->loans != NULL) return_loans(made);
+    Py_CLEAR(made);
+  }
+  return made;
+}
+
+static bool is_out(const quick_port_t *port, const quick_ticket_t *ticket) {
+  return PyDict_GetItem(port->out, ticket->number) == (PyObject *)ticket;
+}
+
+/* Writes what Python would find in a call that it had made itself. */
+static bool complete(const quick_call_t *ready, const quick_found_t *found) {
+  PyObject *places = shmi_addresses_of(ready, found->addresses);
+  bool is_done = places != NULL && shmi_forget_values(ready) &&
+                 PyObject_SetAttr(ready->call, shmi_quick.addresses, places) == 0 &&
+                 PyObject_SetAttr(ready->call, shmi_quick.result, ready->buffer) == 0;
+  Py_XDECREF(places);
+  return is_done;
+}
+
+/* In one step: whoever reads the reply finds the ticket. */
+static bool post(quick_port_t *port, quick_ticket_t *ticket, const quick_found_t *found) {
+  const quick_call_t *ready = (const quick_call_t *)ticket->ready;
+  uint64_t number = PyLong_AsUnsignedLongLong(ticket->number);
+  if (PyDict_SetItem(port->out, ticket->number, (PyObject *)ticket) < 0) return false;
+  int status = shmi_quick.resubmit(ready->repeat, found->addresses, ready->room, number,
+                                   &ticket->sequence);
+  if (status != SHM_OK) {
+    PyDict_DelItem(port->out, ticket->number);
+    return false;
+  }
+  PyObject *sequence = PyLong_FromUnsignedLongLong(ticket->sequence), *zero = PyLong_FromLong(0);
+  if (sequence != NULL && zero != NULL) PyObject_SetItem(ticket->sent, zero, sequence);
+  Py_XDECREF(sequence);
+  Py_XDECREF(zero);
+  PyErr_Clear();
+  return true;
+}
+
+/* The ticket of such a call; NULL, perhaps with an exception: it is to be submitted through Python.
+ */
+static quick_ticket_t *send(quick_port_t *port, PyObject *list, PyObject *args, PyObject *named,
+                            PyObject *handler, quick_found_t *found) {
+  quick_call_t *ready = shmi_take(list);
+  if (ready == NULL) return NULL;
+  quick_ticket_t *ticket = NULL;
+  if (shmi_fill(ready, found) && complete(ready, found)) {
+    ticket = new_ticket(port, ready, list, handler, args, named);
+  }
+  if (ticket != NULL && !post(port, ticket, found)) {
+    return_loans(ticket);
+    Py_CLEAR(ticket);
+  }
+  if (ticket == NULL) shmi_put_back(list, ready);
+  Py_DECREF(ready);
+  return ticket;
+}
+
+static bool may_submit(const quick_port_t *port) {
+  return port->closed == Py_None && PyObject_Size(port->queue) == 0 && shmi_quick.ticket != NULL;
+}
+
+/* submit(port, function, args, named, handler): the ticket of a call like an earlier one, which was
+ * sent; None where it is to be submitted through Python. */
+PyObject *shmi_submit(PyObject *module, PyObject *given) {
+  (void)module;
+  PyObject *one, *function, *args, *named, *handler;
+  quick_found_t found;
+  if (!PyArg_ParseTuple(given, "OOO!O!O", &one, &function, &PyTuple_Type, &args, &PyDict_Type,
+                        &named, &handler)) {
+    return NULL;
+  }
+  quick_port_t *port = shmi_quick.port;
+  if ((PyObject *)port != one || !PyObject_TypeCheck(function, shmi_quick.function) ||
+      !shmi_may_send(port, function) || !may_submit(port)) {
+    Py_RETURN_NONE;
+  }
+  quick_ticket_t *ticket = NULL;
+  PyObject *signatures = ((quick_function_t *)function)->signatures;
+  quick_signature_t *signature = shmi_signature_of(signatures, args, named, &found);
+  if (signature != NULL) {
+    PyObject *list = Py_NewRef(signature->ready);
+    ticket = send(port, list, args, named, handler, &found);
+    shmi_let_go(&found);
+    Py_DECREF(list);
+    Py_DECREF((PyObject *)signature);
+  }
+  if (ticket == NULL && PyErr_Occurred()) return NULL;
+  return ticket != NULL ? (PyObject *)ticket : Py_NewRef(Py_None);
+}
+
+/* ---- ends ----------------------------------------------------------------------------------- */
+
+/* Whether whoever is to be told has waited for nothing but this. */
+static bool is_unmade(PyObject *handler) {
+  PyObject *made = PyObject_GetAttr(handler, shmi_quick.made);
+  bool is = made == Py_None;
+  if (made == NULL) PyErr_Clear();
+  Py_XDECREF(made);
+  return is;
+}
+
+static bool may_end(const quick_port_t *port, const quick_ticket_t *ticket) {
+  return is_out(port, ticket) && ticket->handler != Py_None && ticket->error == Py_None &&
+         PyDict_Size(ticket->offers) == 0 && is_unmade(ticket->handler);
+}
+
+/* What the caller gets; NULL, perhaps with an exception: Python says what it is. */
+static PyObject *expected_result(const quick_call_t *ready, const shm_reply_t *reply) {
+  bool has_arrays = PyTuple_Size(ready->arrays) > 0;
+  if (reply->status != SHM_OK || has_arrays == (reply->value != 0)) return NULL;
+  *ready->repeat->reply = *reply;
+  return has_arrays ? shmi_result(ready) : shmi_lone_value(ready);
+}
+
+/* In one step: the call is over, and its result is the handler's. */
+static bool end(quick_port_t *port, quick_ticket_t *ticket, PyObject *result) {
+  quick_call_t *ready = (quick_call_t *)ticket->ready;
+  if (PyObject_SetAttr(ticket->handler, shmi_quick.own_result, result) < 0 ||
+      PyObject_SetAttr(ticket->handler, shmi_quick.made, shmi_quick.ended) < 0) {
+    return false;
+  }
+  PyObject_SetAttr(ticket->handler, shmi_quick.own_state, shmi_quick.finished);
+  return_loans(ticket);
+  PyObject_SetAttr(ready->call, shmi_quick.result, Py_None);
+  PyDict_DelItem(port->out, ticket->number);
+  PyList_Append(ticket->list, (PyObject *)ready); /* or it is made again when asked */
+  PyErr_Clear();
+  /* Those who hold the ticket keep nothing else, and a future and its ticket not each other. */
+  PyObject *before[] = {ticket->keep, ticket->handler};
+  ticket->keep = Py_NewRef(Py_None);
+  ticket->handler = Py_NewRef(Py_None);
+  for (size_t at = 0; at < sizeof before / sizeof *before; at++) Py_DECREF(before[at]);
+  return true;
+}
+
+static uint64_t now_ns(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+/* await_end(port, ticket, until_ns): waits for its end, and says whether it came as expected and was
+ * told; if not, Python goes on. 0: there is no such time. */
+PyObject *shmi_await_end(PyObject *module, PyObject *given) {
+  (void)module;
+  PyObject *one, *waited;
+  unsigned long long until_ns;
+  if (!PyArg_ParseTuple(given, "OOK", &one, &waited, &until_ns)) return NULL;
+  quick_port_t *port = shmi_quick.port;
+  quick_ticket_t *ticket = (quick_ticket_t *)waited;
+  if ((PyObject *)port != one || Py_TYPE(waited) != shmi_quick.ticket || ticket->ready == NULL ||
+      !may_end(port, ticket)) {
+    Py_RETURN_FALSE;
+  }
+  shm_reply_t reply;
+  uint32_t number = ((quick_call_t *)ticket->ready)->repeat->config.port;
+  uint64_t look_ns = now_ns() + LOOK_NS;
+  if (until_ns != 0 && until_ns < look_ns) look_ns = until_ns;
+  PyThreadState *thread = PyEval_SaveThread();
+  int status = shmi_quick.await_reply(number, ticket->sequence, look_ns, &reply);
+  PyEval_RestoreThread(thread);
+  if (status != SHM_OK) Py_RETURN_FALSE;
+  Py_INCREF(port);
+  PyObject *result = NULL;
+  if (may_end(port, ticket)) result = expected_result((quick_call_t *)ticket->ready, &reply);
+  /* What says what a plain value is may be Python's, and somebody may have ended the call there. */
+  bool has_ended = result != NULL && may_end(port, ticket) && end(port, ticket, result);
+  if (!has_ended) shmi_quick.put_back(number, &reply);
+  Py_XDECREF(result);
+  Py_DECREF((PyObject *)port);
+  return PyErr_Occurred() ? NULL : PyBool_FromLong(has_ended);
+}
+
+/* ---- the type ------------------------------------------------------------------------------- */
+
+/* know_ticket(type, new_sequence, loans): of shmgpu.child.tickets; know_ends(ended, finished): what
+ * a future says that has ended. */
+PyObject *shmi_know_ticket(PyObject *module, PyObject *given) {
+  (void)module;
+  PyObject *type, *new_sequence, *loans;
+  if (!PyArg_ParseTuple(given, "O!OO!", &PyType_Type, &type, &new_sequence, &PyDict_Type, &loans)) {
+    return NULL;
+  }
+  shmi_quick.ticket = (PyTypeObject *)Py_NewRef(type);
+  shmi_quick.new_sequence = Py_NewRef(new_sequence);
+  shmi_quick.loans = Py_NewRef(loans);
+  Py_RETURN_NONE;
+}
+
+PyObject *shmi_know_ends(PyObject *module, PyObject *given) {
+  (void)module;
+  PyObject *ended, *finished;
+  if (!PyArg_ParseTuple(given, "OO", &ended, &finished)) return NULL;
+  shmi_quick.ended = Py_NewRef(ended);
+  shmi_quick.finished = Py_NewRef(finished);
+  Py_RETURN_NONE;
+}
+
+static PyObject **fields_of(quick_ticket_t *self, size_t at) {
+  PyObject **all[] = {&self->call,  &self->handler, &self->number, &self->sent,
+                      &self->keep,  &self->loans,   &self->offers, &self->error,
+                      &self->ready, &self->list,    &self->deadline_ns};
+  return at < sizeof all / sizeof *all ? all[at] : NULL;
+}
+
+static int ticket_traverse(quick_ticket_t *self, visitproc visit, void *arg) {
+  Py_VISIT(Py_TYPE(self));
+  for (size_t at = 0; fields_of(self, at) != NULL; at++) Py_VISIT(*fields_of(self, at));
+  return 0;
+}
+
+static int ticket_clear(quick_ticket_t *self) {
+  for (size_t at = 0; fields_of(self, at) != NULL; at++) Py_CLEAR(*fields_of(self, at));
+  return 0;
+}
+
+static void ticket_dealloc(quick_ticket_t *self) {
+  PyObject_GC_UnTrack(self);
+  ticket_clear(self);
+  shmi_free_object((PyObject *)self);
+}
+
+static PyMemberDef members[] = {
+    {"call", T_OBJECT_EX, offsetof(quick_ticket_t, call), 0, NULL},
+    {"handler", T_OBJECT_EX, offsetof(quick_ticket_t, handler), 0, NULL},
+    {"number", T_OBJECT_EX, offsetof(quick_ticket_t, number), 0, NULL},
+    {"sent", T_OBJECT_EX, offsetof(quick_ticket_t, sent), 0, NULL},
+    {"keep", T_OBJECT_EX, offsetof(quick_ticket_t, keep), 0, NULL},
+    {"loans", T_OBJECT_EX, offsetof(quick_ticket_t, loans), 0, NULL},
+    {"offers", T_OBJECT_EX, offsetof(quick_ticket_t, offers), 0, NULL},
+    {"error", T_OBJECT_EX, offsetof(quick_ticket_t, error), 0, NULL},
+    {"ready", T_OBJECT, offsetof(quick_ticket_t, ready), READONLY, NULL},
+    {"deadline_ns", T_OBJECT_EX, offsetof(quick_ticket_t, deadline_ns), 0, NULL},
+    {"is_watched", T_BOOL, offsetof(quick_ticket_t, is_watched), 0, NULL},
+    {0},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_dealloc, ticket_dealloc},
+    {Py_tp_traverse, ticket_traverse},
+    {Py_tp_clear, ticket_clear},
+    {Py_tp_members, members},
+    {Py_tp_doc, "What a shmgpu.child.tickets.Ticket is made of."},
+    {0, NULL},
+};
+
+static PyType_Spec spec = {
+    .name = "shmgpu._quick.QuickTicket",
+    .basicsize = sizeof(quick_ticket_t),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE,
+    .slots = slots,
+};
+
+int shmi_add_ticket(PyObject *module) {
+  PyObject *type = PyType_FromSpec(&spec);
+  if (type == NULL) return -1;
+  int status = PyModule_AddType(module, (PyTypeObject *)type);
+  Py_DECREF(type);
+  return status;
+}
