@@ -273,7 +273,16 @@ class DeclaredFunction:
         )
 
     def __repr__(self) -> str:
-        return f"<shmgpu function {self.name}>"
+        pool = f" of pool {self.pool!r}" if self.pool else ""
+        return f"<shmgpu function {self.name}{self._parameters()}{pool}>"
+
+    def _parameters(self) -> str:
+        """Those of a caller, without their types."""
+        signature = self.__signature__
+        if signature is None:
+            return ""
+        bare = [one.replace(annotation=one.empty) for one in signature.parameters.values()]
+        return str(signature.replace(parameters=bare, return_annotation=signature.empty))
 
     def __reduce__(self) -> Any:
         """By name, as functions are: the process that reads it imports its module.

@@ -62,6 +62,12 @@ class Function(DeclaredFunction, QuickFunction, Calls[P, R]):
         self.signatures = None if self.mutates else []
         self.plans_port = None
 
+    def __repr__(self) -> str:
+        told = super().__repr__()
+        if self.row or runtime.current is None:
+            return told
+        return f"{told.removesuffix('>')}, which the broker does not have>"
+
     def use_row(self, row: int) -> None:
         """From now on it is called by this row, of another broker: no plan is of use any more."""
         self.row = row
@@ -234,6 +240,10 @@ class Bound(Calls[P, R]):
     def __init__(self, target: Function[P, R], settings: CallOptions) -> None:
         self.target = target
         self.settings = settings
+
+    def __repr__(self) -> str:
+        told = repr(self.target).removesuffix(">")
+        return f"{told} with {self.settings!r}>"
 
     if not TYPE_CHECKING:
 

@@ -164,6 +164,7 @@ collectives/in_order                helper
 helper/number                       helper
 helper/gang                         helper
 helper/decoded                      helper
+helper/late                         helper
 helper/mutation_check               helper
 helper/parked_results               helper
 helper/hints                        helper
@@ -188,14 +189,16 @@ attach/spawn                        any
 attach/automatic                    child
 attach/control                      child
 attach/redefined                    child
+attach/late                         child
 attach/membership                   child
 attach/__init__                     any
 
+watch/tables                        any
+watch/html                          any
 watch/stats                         any
 watch/trace                         any
 watch/server_counters               any
 watch/monitor                       any
-watch/tables                        any
 watch/trace_summary                 any
 watch/screen                        any
 watch/top                           any

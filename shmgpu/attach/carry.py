@@ -18,7 +18,7 @@ from shmgpu import function_table
 from shmgpu.attach import sources
 from shmgpu.common.logs import logger
 from shmgpu.common.module_names import MAIN
-from shmgpu.errors import ConfigError
+from shmgpu.errors import BadFunction, ConfigError
 
 PACKAGE = __name__.partition(".")[0]
 
@@ -72,6 +72,21 @@ def obstacle(target: function_table.DeclaredFunction) -> str:
     """
     with _by_value(_found_here_only([target])):
         return _why_not(target)
+
+
+def body_of(target: function_table.DeclaredFunction) -> bytes:
+    """A function's body, pickled so that a process without its module can run it.
+
+    Raises:
+        BadFunction: it cannot be carried.
+    """
+    import cloudpickle
+
+    with _by_value(_found_here_only([target])):
+        try:
+            return bytes(cloudpickle.dumps(target.body))
+        except Exception:
+            raise BadFunction(_why_not(target)) from None
 
 
 def _found_here_only(values: Iterable[Any]) -> set[str]:

@@ -128,6 +128,12 @@ class Membership:
         """As :func:`disconnect`."""
         disconnect()
 
+    def __repr__(self) -> str:
+        if _membership is not self or runtime.current is None:
+            return f"<shmgpu membership of {self.path}, left>"
+        state = "its broker is gone" if runtime.current.port.is_lost() else "joined"
+        return f"<shmgpu membership of {self.path}, {state}>"
+
     def __enter__(self) -> Membership:
         return self
 
@@ -327,8 +333,10 @@ def _undo() -> None:
         _leave(left.leaving[0])
 
 
-def enter(connection: socket.socket, wait: float | None) -> tuple[int, Port, manifest.Manifest]:
-    """Take a slot in the broker at the other end: its number, and the means to use it.
+def enter(
+    connection: socket.socket, wait: float | None, kind: type[Port] = Port
+) -> tuple[int, Port, manifest.Manifest]:
+    """Take a slot in the broker at the other end: its number, and the means to use it, of a kind.
 
     The connection is closed, whatever comes of it; raises what :func:`connect` does.
     """
@@ -343,7 +351,7 @@ def enter(connection: socket.socket, wait: float | None) -> tuple[int, Port, man
             core.join(connection.fileno(), program, wait_ns, descriptor)
         known = manifest.Manifest.read(descriptor[0])
         slot = core.child_id()
-        port = redefined.WatchingPort if known.key and redefined.is_prompt() else Port
+        port = redefined.WatchingPort if known.key and redefined.is_prompt() else kind
         link = port(BrokerTransport(), SharedArena(slot), dict(known.pools))
         if isinstance(link, redefined.WatchingPort):
             link.watch = redefined.Watch(carry.session_here())

@@ -17,6 +17,7 @@ from typing import Any, Concatenate, TypeVar
 
 from shmgpu import core, function_table
 from shmgpu.attach import carry, membership, spawn
+from shmgpu.attach.late import LatePort
 from shmgpu.broker.events import describe_exit
 from shmgpu.broker.launch_config import (
     LaunchConfig,
@@ -278,6 +279,17 @@ class Session:
         """As :func:`shutdown`."""
         shutdown()
 
+    def __repr__(self) -> str:
+        if _session is not self or runtime.current is None:
+            return "<shmgpu session, shut down>"
+        if runtime.current.inline:
+            return "<shmgpu session, inline: functions run in this process>"
+        if not is_running():
+            return "<shmgpu session, whose broker is gone>"
+        helpers = [core.helper_stats(n) for n in range(core.broker_stats()["helpers"])]
+        ready = sum(core.HELPER_STATES[one["state"]] == "ready" for one in helpers)
+        return f"<shmgpu session, running: {ready} of {len(helpers)} helpers are ready>"
+
     def __enter__(self) -> Session:
         return self
 
@@ -405,6 +417,7 @@ def _begin(
         _session = Session(None, backend)
     else:
         make_room_for_descriptors(plan.slots + plan.helpers)
+        plan.take_functions()
         host = RoleHost(plan, [lambda rank: None], (), progress, trace_path)
         try:
             status = core.run(
@@ -424,7 +437,7 @@ def _begin(
         host.close_meetings()
         address = host.private_address
         host.close_endpoint()
-        port = Port(BrokerTransport(), SharedArena(0), plan.pools)
+        port = LatePort(BrokerTransport(), SharedArena(0), plan.pools)
         port.arena.made_larger_by = OWN_ARENA
         runtime.start(Runtime(0, port, port.arena, plan.pools, endpoint=address))
         _session = Session(host, backend)
@@ -445,7 +458,7 @@ def _start_by_exec(backend: str | None, **settings: Any) -> Session:
     function_table.register_late()
     spawned, connection, address = spawn.start_private(settings)
     try:
-        slot, link, known = membership.enter(connection, 0.0)
+        slot, link, known = membership.enter(connection, 0.0, LatePort)
     except BaseException:
         spawned.end(0.0)
         raise

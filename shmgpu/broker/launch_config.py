@@ -137,6 +137,11 @@ class LaunchConfig:
             if device_name != "cpu":
                 self.min_credit[self.helper_pool[number]] = 2
 
+    def take_functions(self) -> None:
+        """Of a broker that serves one program: its helpers take what that defines later."""
+        for setup in self.setups:
+            setup.takes_functions = True
+
     def for_core(self) -> dict[str, Any]:
         """For :func:`core.run`."""
         return {
@@ -224,8 +229,9 @@ def _import_torch() -> None:
 
 def refuse_unsafe(what: str) -> None:
     """Raise LaunchError where a broker cannot be started."""
-    refuse_nested(what)
     reason = why_not_fork(what)
+    if not (reason and _is_interactive()):  # it never can be there, whatever was left before
+        refuse_nested(what)
     if reason:
         raise LaunchError(reason)
 

@@ -139,6 +139,7 @@ def _serve_one(request: Mapping[str, Any], report: StartReport) -> None:
     outputs = {name: wanted.pop(name) for name in ("progress", "trace_path")}
     slots = 1 + parsers.parse_slots(wanted.pop("slots"), "slots")
     plan = launch_config.LaunchConfig(children=0, slots=slots, **wanted)
+    plan.take_functions()
     host = RoleHost(plan, [], (), outputs["progress"], outputs["trace_path"])
     host.on_ready = report.ready
     host.lent = [report.descriptor]

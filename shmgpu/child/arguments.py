@@ -70,6 +70,14 @@ class CallOptions:
         self.placement = placement
         self.out = out
 
+    def __repr__(self) -> str:
+        """What differs from the defaults."""
+        helpers = [n for n in range(self.placement.bit_length()) if self.placement >> n & 1]
+        given: dict[str, Any] = {"timeout": self.timeout, "priority": self.priority or None}
+        given |= {"helpers": helpers or None, "out": None if self.out is None else ...}
+        told = [f"{name}={value!r}" for name, value in given.items() if value is not None]
+        return ", ".join(told) or "no options"
+
 
 def _take_apart(
     items: Iterable[Any], parts: list[Any], given: list[Any], values: list[Any], depth: int

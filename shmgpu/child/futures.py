@@ -155,6 +155,20 @@ class CallFuture(concurrent.futures.Future[R]):
         """As of any future."""
         return self.done() and self._state in (CANCELLED, CANCELLED_AND_NOTIFIED)
 
+    def __repr__(self) -> str:
+        """What is known of the call; nobody waits, and no reply is read for it."""
+        state, error = self._state, self._exception
+        if state in (CANCELLED, CANCELLED_AND_NOTIFIED):
+            told = "cancelled"
+        elif state is PENDING and self._made is not ENDED:
+            is_sent = self._ticket is not None and self._ticket.sequence
+            told = "sent, no answer seen yet" if is_sent else "waits to be sent"
+        elif error is not None:
+            told = f"raised {type(error).__name__}"
+        else:
+            told = f"returned {type(self._result).__name__}"
+        return f"<CallFuture: {told}>"
+
     def cancel(self) -> bool:
         """Give the call up; True unless it has ended."""
         if not super().cancel():  # from here on nobody is told of its end
@@ -361,3 +375,6 @@ class Started(Coroutine[Any, Any, R]):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._future, name)
+
+    def __repr__(self) -> str:
+        return f"<shmgpu call: {self._future!r}>"

@@ -16,6 +16,7 @@ from shmgpu import core
 from shmgpu.collectives.choice import Backends
 from shmgpu.common.logs import logger
 from shmgpu.errors import BadParams, GangAborted, remote_name
+from shmgpu.helper import late
 from shmgpu.helper.arena_views import ArenaViews
 from shmgpu.helper.block_reader import BlockReader
 from shmgpu.helper.decoded import DecodedCall, Device, Helper, RawRequest, ServedFunction
@@ -28,6 +29,7 @@ from shmgpu.helper.result_writer import ResultWriter
 _count = core.count_bytes
 _COPIED_OUT = core.BYTES_COPIED_OUT
 _DONE = (core.OK, 0)
+OWN_FILES = (__file__, late.__file__)  # of the frames around a user's function
 
 MAX_TRACEBACK = 200_000  # characters
 
@@ -279,7 +281,7 @@ class Executor:
             return core.EREMOTE, 0
         try:
             text = "".join(
-                traceback.format_exception(type(error), error, user_frames(error, __file__))
+                traceback.format_exception(type(error), error, user_frames(error, *OWN_FILES))
             )
             message = _message(error)
             if self.writer.parks:

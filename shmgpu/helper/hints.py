@@ -24,10 +24,10 @@ NO_SESSION = (
 )
 
 
-def user_frames(error: BaseException, own: str) -> TracebackType | None:
-    """The traceback from the user's function on, without the frames of the file that called it."""
+def user_frames(error: BaseException, *own: str) -> TracebackType | None:
+    """The traceback from the user's function on, without frames of the files that called it."""
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == own:
+    while trace is not None and trace.tb_frame.f_code.co_filename in own:
         trace = trace.tb_next
     return trace or error.__traceback__
 

@@ -20,6 +20,7 @@ from shmgpu.collectives.choice import Backends
 from shmgpu.common import config, devices
 from shmgpu.common.logs import logger
 from shmgpu.common.module_loader import own_traceback
+from shmgpu.helper import late
 from shmgpu.helper.batch_executor import BatchExecutor
 from shmgpu.helper.broadcasts import Broadcasts
 from shmgpu.helper.decoded import Helper
@@ -45,6 +46,7 @@ class Setup:
         children: how many arenas there are.
         share: of the cores; None where the threads are what was asked for.
         devices: names of all helpers' devices, by number.
+        takes_functions: whether it serves one program, which may define functions as it runs.
         meeting_fd: file by which helpers with a GPU each make communicators; -1: there are not two.
     """
 
@@ -69,6 +71,7 @@ class Setup:
         self.children = children
         self.share = share
         self.devices = devices
+        self.takes_functions = False
         self.meeting_fd = -1
 
 
@@ -101,6 +104,8 @@ def run(number: int, generation: int, setup: Setup, report: Callable[[str, str],
     if os.getpid() != pid:
         end_copy("a session function")
     function_table.find_bodies()
+    if setup.takes_functions:
+        late.take()
     base, reserved = core.reservation()
     executor = BatchExecutor(
         helper,

@@ -9,9 +9,17 @@ from __future__ import annotations
 from typing import Any
 
 from shmgpu import core
+from shmgpu.watch import html
 
 
-def stats() -> dict[str, Any]:
+class Stats(dict[str, Any]):
+    """A dictionary of counters, which a notebook shows as tables."""
+
+    def _repr_html_(self) -> str:
+        return html.page(self)
+
+
+def stats() -> Stats:
     """Counters since the start: ``broker``, ``children``, ``helpers``, ``bytes``.
 
     ``broker`` counts messages and times of the dispatcher; ``children`` and ``helpers`` are
@@ -30,10 +38,10 @@ def stats() -> dict[str, Any]:
     }
     batches = sum(row["batches"] for row in helpers)
     batched = sum(row["batched"] for row in helpers)
-    return {
-        "broker": broker,
-        "children": children,
-        "helpers": helpers,
-        "bytes": total,
-        "mean_batch": batched / batches if batches else 0.0,
-    }
+    return Stats(
+        broker=broker,
+        children=children,
+        helpers=helpers,
+        bytes=total,
+        mean_batch=batched / batches if batches else 0.0,
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+import signal
 import time
 from collections import OrderedDict
 
@@ -17,6 +18,7 @@ from crash.programs import until
 from crash.weights import TWO, everywhere, raise_in, see, set_weights, versions_and_weights
 
 import shmgpu
+from shmgpu.attach.late import ADOPT
 
 
 @shmgpu.function(arrays="numpy")
@@ -292,3 +294,45 @@ def test_what_the_machine_has_no_memory_to_keep_is_refused_and_no_helper_is_repl
         with pytest.raises(shmgpu.ArenaFull, match=r"no memory to keep .* 2 MiB to give"):
             set_weights.broadcast(np.zeros(1))
         assert [found[3] for found in everywhere()] == [1, 1] and see.version == 0
+
+
+# ---- functions that are defined late, which a broadcast carries (attach/test_late.py) ------------
+
+
+def test_a_helper_that_replaces_one_has_them_too():
+    with shmgpu.init(helpers=1, devices="cpu"):
+
+        @shmgpu.function(arrays="numpy")
+        def first(helper):
+            return 1
+
+        @shmgpu.function(arrays="numpy")
+        def second(helper):
+            return os.getpid()
+
+        assert first() == 1
+        before = second()
+        os.kill(before, signal.SIGKILL)
+        until(lambda: shmgpu.stats()["helpers"][0]["pid"] not in (0, before), "it is replaced")
+        assert first() == 1 and second() != before
+
+
+def test_helpers_of_a_broker_that_children_share_take_none():
+    def child(rank):
+        @shmgpu.function
+        def late(helper):
+            pass
+
+        said = []
+        for call, error in ((late, shmgpu.BadFunction), (adopt, shmgpu.BroadcastError)):
+            with pytest.raises(error) as caught:
+                call()
+            said.append(str(caught.value))
+        return said
+
+    def adopt():
+        ADOPT.broadcast({"key": b""})
+
+    own, foreign = shmgpu.launch(child, children=1, devices="cpu")[0]
+    assert "move its definition above launch() or init()" in own
+    assert "take no functions" in foreign

@@ -271,17 +271,17 @@ def test_as_many_functions_as_there_may_be_are_served_and_one_more_is_refused():
             def told(helper):
                 return number
             return shmgpu.function(arrays="numpy")(told)
-        functions = [decorated(number) for number in range(4092)]
+        functions = [decorated(number) for number in range(4087)]
         with shmgpu.init(devices="cpu", arena="1MiB"):
             print(functions[0](), functions[-1]())
         try:
-            functions.append(decorated(4092))
+            functions.append(decorated(4087))
             shmgpu.init(devices="cpu", arena="1MiB")
         except shmgpu.BadFunction as error:
             print(error)
     """
     served, refused = run_program(program).stdout.splitlines()
-    assert served == "0 4091"
+    assert served == "0 4086"
     assert "register fewer functions, 4,096 at most" in refused
 
 

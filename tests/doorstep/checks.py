@@ -112,6 +112,8 @@ def hear(message):
         print(content["text"], end="")
     if kind == "stream" and "load was defined anew" in content["text"]:
         print("warned")
+    if kind == "execute_result" and "<table>" in content["data"].get("text/html", ""):
+        print("tables")
     if kind == "error":
         print(*content["traceback"], sep="\\n")
 
@@ -125,6 +127,13 @@ for cell in (
     "gt.disconnect()\\n_ = gt.ensure()",
     "print(f(np.ones(2)).tolist())",
     "x = gt.ones(3)\\nprint((x + 1).data.tolist())",
+    "try:\\n    gt.launch(print, children=1)\\n"
+    "except gt.LaunchError as error:\\n    print('init()' in str(error))",
+    "gt.disconnect()\\nsession = gt.init(helpers=1, session=load)\\nprint(session)",
+    "@gt.function(arrays='numpy')\\ndef late(helper, x):\\n    return 7 * x * helper.session",
+    "print(late(np.ones(2)).tolist())",
+    "gt.stats()",
+    "gt.shutdown()\\nprint(session)",
 ):
     client.execute_interactive(cell, output_hook=hear, timeout=60)
 client.stop_channels()
@@ -227,7 +236,9 @@ def forkserver(place: Place) -> None:
 def notebook(place: Place) -> None:
     with of(place, "editable") as one:
         shown = one.run("-c", NOTEBOOK).well()
-        wanted = ["[2.0, 2.0]", "warned", "[2.0, 2.0]", "[3.0, 3.0]", "[2.0, 2.0, 2.0]"]
+        wanted = ["[2.0, 2.0]", "warned", "[2.0, 2.0]", "[3.0, 3.0]", "[2.0, 2.0, 2.0]", "True"]
+        wanted += ["<shmgpu session, running: 1 of 1 helpers are ready>", "[21.0, 21.0]", "tables"]
+        wanted += ["<shmgpu session, shut down>"]
         lines = shown.splitlines()
         expect(sorted(lines) == sorted(wanted) and lines[3:] == wanted[3:], shown)
 

@@ -257,7 +257,7 @@ build).
   tests/unit/test_packaging.py::test_the_extension_serves_every_supported_python
   tests/unit/test_installed.py::test_a_free_threaded_python_is_refused_in_a_sentence
 
-**One machine**: up to 4,096 children, 64 helpers in 16 pools, 4,096 functions (in Python, four are
+**One machine**: up to 4,096 children, 64 helpers in 16 pools, 4,096 functions (in Python, nine are
 its own), 896 messages in flight for each child.
   tests/unit/test_promises.py::test_numbers_of_the_pages_are_those_of_the_code
   tests/broker/test_launch.py::test_as_many_helpers_pools_and_messages_as_there_may_be_are_served
@@ -443,6 +443,6 @@ def test_numbers_of_the_pages_are_those_of_the_code():
     assert f"has {len(rows)} rows" in joined(text_of("deaths"))
     assert (
         f"up to {core.MAX_CHILDREN:,} children, {core.MAX_HELPERS} helpers in {core.MAX_POOLS} "
-        f"pools, {core.MAX_FUNCTIONS:,} functions (in Python, four are its own), "
+        f"pools, {core.MAX_FUNCTIONS:,} functions (in Python, nine are its own), "
         f"{core.MAX_WINDOW} messages in flight"
     ) in joined(text_of("limits"))
