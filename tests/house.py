@@ -200,7 +200,10 @@ watch/trace                         any
 watch/server_counters               any
 watch/monitor                       any
 watch/trace_summary                 any
+watch/follower                      any
 watch/screen                        any
+watch/exposition                    any
+watch/web                           any
 watch/top                           any
 watch/timeline                      any
 

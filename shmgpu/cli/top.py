@@ -1,4 +1,4 @@
-"""``shmgpu top``: the state of a running broker, live.
+"""``shmgpu top``: the state of a running broker, live, in a terminal or a browser.
 
 Owns its flags. Never writes to the broker that it shows.
 """
@@ -10,6 +10,8 @@ import argparse
 from shmgpu.cli.arguments import Commands, seconds, whole
 from shmgpu.watch import top
 
+ANY_PORT = "127.0.0.1:0"
+
 
 def add(commands: Commands) -> None:
     """Its arguments."""
@@ -17,7 +19,8 @@ def add(commands: Commands) -> None:
         "top",
         help="watch a running broker",
         description="Show your running broker live: helpers, functions, children, queues, rates, "
-        "latencies, arenas, restarts. Needs shmgpu[top], except with --once.",
+        "latencies, arenas, restarts. Needs shmgpu[top], except with --once. With --web or --serve "
+        "it is a page, and metrics for Prometheus.",
     )
     add = live.add_argument
     add(
@@ -30,12 +33,26 @@ def add(commands: Commands) -> None:
     add("--once", action="store_true", help="print one sample and end")
     add("--json", action="store_true", help="with --once: as one JSON object")
     add("--interval", type=seconds, default=1.0, metavar="S", help="seconds between samples (1)")
+    add(
+        "--web",
+        action="store_true",
+        help="show it as a page for a browser, at an address of this machine that is printed",
+    )
+    add(
+        "--serve",
+        metavar="ADDRESS",
+        help="serve that page, and metrics for Prometheus, at HOST:PORT or PORT",
+    )
     live.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> int:
     return top.run(
         top.TopOptions(
-            pid=options.pid, once=options.once, json=options.json, interval=options.interval
+            pid=options.pid,
+            once=options.once,
+            json=options.json,
+            interval=options.interval,
+            serve=options.serve or (ANY_PORT if options.web else ""),
         )
     )

@@ -24,6 +24,7 @@ from textual.widgets import Footer, Sparkline, Static
 
 from shmgpu.errors import ShmError
 from shmgpu.watch import monitor, tables
+from shmgpu.watch.follower import Follower
 
 HISTORY = 120  # samples in a sparkline
 GAP = 2  # cells between columns
@@ -150,12 +151,11 @@ class Top(App[None]):
         self, found: monitor.RunningBroker, follow: bool = True, interval: float = 1.0
     ) -> None:
         super().__init__()
-        self.found = found
-        self.follow = follow
+        self.follower = Follower(found, follow)
         self.interval = interval
-        self.watching: monitor.Monitor | None = None
         self.sample: dict[str, Any] | None = None
         self.is_paused = False
+        self.shown = 0  # brokers so far
         self.rates: deque[float] = deque(maxlen=HISTORY)
         self.queues: deque[float] = deque(maxlen=HISTORY)
 
@@ -178,13 +178,12 @@ class Top(App[None]):
     def on_mount(self) -> None:
         """Take the first sample, and set the pace."""
         self.query_one("#children", RowsView).focus()
-        self._watch(self.found)
         self.step()
         self.set_interval(self.interval, self.step)
 
     def on_unmount(self) -> None:
         """Let go of the broker."""
-        self._let_go()
+        self.follower.close()
 
     def action_pause(self) -> None:
         """Pause or continue."""
@@ -195,43 +194,20 @@ class Top(App[None]):
         """Take a sample and show it; after a broker's end, look for the next."""
         if self.is_paused:
             return
-        if self.watching is None:
-            self._look_for_another()
-        if self.watching is None:
-            return
         try:
-            self.sample = self.watching.sample()
+            sample = self.follower.step()
         except ShmError as error:
             self.notify(f"{error}", severity="error", markup=False)
-            self._let_go()
             return
+        if sample is None:
+            return
+        if self.shown != self.follower.brokers:
+            self.shown = self.follower.brokers
+            self.rates.clear()
+            self.queues.clear()
+        self.sample = sample
         with suppress(NoMatches):  # it is closing: parts of the screen end before the timer does
-            self._show(self.sample)
-        if not self.sample["running"]:
-            self._let_go()
-
-    def _watch(self, found: monitor.RunningBroker) -> None:
-        try:
-            self.watching = monitor.Monitor(found.pid, found.descriptor)
-        except ShmError as error:
-            self.notify(f"{error}", severity="error", markup=False)
-            return
-        self.found = found
-        self.rates.clear()
-        self.queues.clear()
-
-    def _let_go(self) -> None:
-        if self.watching is not None:
-            self.watching.close()
-            self.watching = None
-
-    def _look_for_another(self) -> None:
-        try:
-            found = [one for one in monitor.find() if self.follow or one.pid == self.found.pid]
-        except ShmError:
-            return  # a broker of another version cannot be the one
-        if found:
-            self._watch(found[-1])
+            self._show(sample)
 
     def _show(self, sample: dict[str, Any]) -> None:
         self.rates.append(sample["rates"]["answered"])

@@ -1,8 +1,8 @@
 """The command ``shmgpu top``: which broker, shown how, and with what exit status.
 
 Owns the choice of the broker and what goes to standard output. The screen is in
-:mod:`shmgpu.watch.screen`, which alone needs textual; ``--once`` works without. Never writes to a
-broker.
+:mod:`shmgpu.watch.screen`, which alone needs textual; the page in :mod:`shmgpu.watch.web`. Never
+writes to a broker.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ class TopOptions:
         once: print one sample and end.
         json: print it as one JSON object.
         interval: seconds between samples, and over which rates are taken.
+        serve: the address at which a page and metrics are served; "": a terminal shows it.
     """
 
     pid: int | None = None
     once: bool = False
     json: bool = False
     interval: float = 1.0
+    serve: str = ""
 
 
 def run(options: TopOptions) -> int:
@@ -44,6 +46,13 @@ def run(options: TopOptions) -> int:
     """
     if options.json and not options.once:
         raise ConfigError("--json prints one sample: add --once")
+    if options.once and options.serve:
+        raise ConfigError("--once prints one sample, and --web and --serve answer: use one of them")
+    if options.serve:
+        from shmgpu.watch import web
+
+        web.run(choose(options.pid), options.pid, options.interval, options.serve)
+        return 0
     if options.once:
         print_once(choose(options.pid), options)
         return 0

@@ -113,7 +113,8 @@ SHOWN = {
     "tree_search.py": [
         *(r" *\d+ \|[ *]{60}" for _ in range(10)),
         *(r"   0 \+-{60}", r" +0 +\d+,?\d*"),
-        r"[\d,]+ games, [\d,]+ calls in batches of \d+\.\d: \d+ of 100 games won at first, \d+ in the end",
+        r"[\d,]+ games, [\d,]+ calls in batches of \d+\.\d: "
+        r"\d+ of 100 games won at first, \d+ in the end",
     ],
     "tape_demo.py": [
         *("Nothing has been computed yet.", "", "Input tape", r" +message .*"),

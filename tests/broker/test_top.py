@@ -366,7 +366,7 @@ def test_the_screen_outlives_the_broker(broker):
         await until(pilot, lambda: app.sample is not None, "a sample")
         broker.begin("stop")
         broker.wait("over")
-        await until(pilot, lambda: app.watching is None, "the end")
+        await until(pilot, lambda: not app.follower.is_watching, "the end")
         headline = str(app.query_one("#headline").render())
         assert "ended after" in headline and "waiting for the next" in headline
         assert shown(app, "helpers")[1:]  # its last counts stay
@@ -388,10 +388,10 @@ def test_a_screen_that_follows_goes_over_to_the_next_broker(broker, tmp_path, mo
         )
 
         async def body(app, pilot):
-            app.follow = True
+            app.follower.follow = True
             broker.begin("stop")
             broker.wait("over")
-            await until(pilot, lambda: app.found.pid == other.pid, "the other broker")
+            await until(pilot, lambda: app.follower.found.pid == other.pid, "the other broker")
             await until(pilot, lambda: app.sample["pid"] == other.pid, "a sample of it")
 
         on_screen(broker, body)

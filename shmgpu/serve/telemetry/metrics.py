@@ -7,20 +7,19 @@ Triton's metrics page (docs/user_guide/metrics.md), so that existing dashboards 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from shmgpu.core import CHILD_STATES, HELPER_STATES
 from shmgpu.serve.scheduling.catalog import Catalog
 from shmgpu.serve.state.counters import ACCEPTED, CONNECTIONS, MOST_ROWS, Counters
+from shmgpu.watch import exposition
 from shmgpu.watch.stats import stats
 
-CONTENT_TYPE = CONTENT_TYPE_LATEST.encode()
+CONTENT_TYPE = exposition.CONTENT_TYPE.encode()
 
 Totals = dict[str, int]
 
@@ -74,18 +73,6 @@ FAILURES: list[tuple[str, Callable[[Totals], float]]] = [
 # Why a model that asks for CUDA graphs ran without one: see the fields in `cuda_graphs`.
 EAGER = ("no_device", "not_captured", "unseen_shape")
 
-# name, help, key of stats()["broker"]
-BROKER = [
-    ("shmgpu_calls", "Calls that the dispatcher took", "submitted"),
-    ("shmgpu_calls_failed", "Calls answered with an error", "failed"),
-    ("shmgpu_calls_requeued", "Calls taken back from dead helpers", "requeued"),
-    ("shmgpu_helper_deaths", "Helpers that died", "helper_deaths"),
-    ("shmgpu_helper_restarts", "Helpers that were replaced", "helper_respawns"),
-    ("shmgpu_helper_hangs", "Helpers ended because a call took too long", "helper_hangs"),
-    ("shmgpu_worker_deaths", "Workers that died", "child_deaths"),
-    ("shmgpu_worker_restarts", "Workers that were restarted", "child_restarts"),
-]
-
 
 def _computed(total: Totals) -> int:
     return total["input_ns"] + total["infer_ns"] + total["output_ns"]
@@ -112,7 +99,8 @@ class Metrics(Collector):
     def collect(self) -> Iterable[Metric]:
         """As a registry asks."""
         yield from self._of_models()
-        yield from self._of_broker()
+        yield from exposition.of_broker(stats(), "worker")
+        yield from self._of_connections()
 
     def _of_models(self) -> Iterable[Metric]:
         self.catalog.refresh()
@@ -162,31 +150,6 @@ class Metrics(Collector):
         yield replays
         yield eager
 
-    def _of_broker(self) -> Iterable[Metric]:
-        found = stats()
-        broker = found["broker"]
-        for name, text, key in BROKER:
-            yield CounterMetricFamily(name, text, broker[key])
-        yield GaugeMetricFamily("shmgpu_queued", "Calls that wait for a helper", broker["queued"])
-        yield GaugeMetricFamily("shmgpu_arena_bytes", "Bytes of an arena", broker["arena_bytes"])
-        used = GaugeMetricFamily("shmgpu_arena_used_bytes", "Of an arena", labels=["worker"])
-        for number, row in enumerate(found["children"]):
-            used.add_metric([str(number)], row["arena_used_bytes"])
-        yield used
-        copied = CounterMetricFamily("shmgpu_bytes", "Bytes that were moved", labels=["kind"])
-        for kind, count in found["bytes"].items():
-            copied.add_metric([kind], count)
-        yield copied
-        yield from self._of_connections()
-        yield _states("shmgpu_workers", "Workers", found["children"], CHILD_STATES)
-        yield _states("shmgpu_helpers", "Helpers", found["helpers"], HELPER_STATES)
-        busy = CounterMetricFamily(
-            "shmgpu_helper_busy_seconds", "Time spent in functions", labels=["helper", "pool"]
-        )
-        for number, row in enumerate(found["helpers"]):
-            busy.add_metric([str(number), row["pool_name"]], row["busy_ns"] / 1e9)
-        yield busy
-
     def _of_connections(self) -> Iterable[Metric]:
         now = GaugeMetricFamily("shmgpu_connections", "Open, over HTTP", labels=["worker"])
         ever = CounterMetricFamily(
@@ -197,14 +160,6 @@ class Metrics(Collector):
             ever.add_metric([str(number)], row[ACCEPTED])
         yield now
         yield ever
-
-
-def _states(name: str, text: str, rows: list[dict[str, Any]], states: Sequence[str]) -> Metric:
-    """How many there are in each state."""
-    metric = GaugeMetricFamily(name, f"{text} in a state", labels=["state"])
-    for number, state in enumerate(states):
-        metric.add_metric([state.replace(" ", "_")], sum(row["state"] == number for row in rows))
-    return metric
 
 
 def _histogram(executions: dict[int, int]) -> tuple[list[tuple[str, float]], float]:
