@@ -105,3 +105,39 @@ def test_a_free_threaded_python_is_refused_in_a_sentence(monkeypatch):
         "this is a free-threaded Python, on which shmgpu does not run yet: use the ordinary "
         f"build of {version}"
     )
+
+
+OLDER = """
+import importlib.util, sys
+
+[path] = sys.argv[1:]
+spec = importlib.util.spec_from_file_location("shmgpu._core", path)
+real = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(real)
+
+class Older:
+    def __getattr__(self, name):
+        if name == "shm_port_await":
+            name = "shm_there_was_none"
+        return getattr(real.lib, name)
+
+class Core:
+    ffi, lib = real.ffi, Older()
+
+sys.modules["shmgpu._core"] = Core
+import shmgpu
+"""
+
+
+def test_a_core_older_than_its_python_files_is_told_of(tmp_path):
+    [path] = BUILT.glob("_core*.so")
+    done = subprocess.run(
+        [sys.executable, "-c", OLDER, str(path)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(BUILT.parent)},
+        capture_output=True,
+        text=True,
+    )
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: shmgpu's compiled core is older than its Python files")
+    assert "make" in last, last
