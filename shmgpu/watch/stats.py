@@ -19,7 +19,7 @@ class Stats(dict[str, Any]):
         return html.page(self)
 
 
-def stats() -> Stats:
+def stats() -> dict[str, Any]:
     """Counters since the start: ``broker``, ``children``, ``helpers``, ``bytes``.
 
     ``broker`` counts messages and times of the dispatcher; ``children`` and ``helpers`` are
