@@ -19,6 +19,7 @@ from shmgpu.child import memory, runtime
 from shmgpu.codec import arrays, dtypes
 from shmgpu.codec.arrays import ArraySpec
 from shmgpu.codec.dtypes import DType
+from shmgpu.common.wording import kind_of
 from shmgpu.errors import BadFree, BadParams
 
 __all__ = ["Block", "array", "empty", "frombuffer", "shm_free", "shm_malloc", "stats", "zeros"]
@@ -207,7 +208,7 @@ def frombuffer(block: Any, dtype: Any = "uint8", shape: Shape | None = None) -> 
         data = memoryview(block).cast("B")
     except (TypeError, ValueError, BufferError) as error:
         raise BadParams(
-            f"a {type(block).__name__} is not a block of bytes ({error}): pass what shm_malloc() "
+            f"{kind_of(block)} is not a block of bytes ({error}): pass what shm_malloc() "
             "returned, or a contiguous buffer"
         ) from None
     if shape is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from shmgpu.common.wording import counted
 from shmgpu.tensors.base import backward_from
 from shmgpu.tensors.grad_mode import enable_grad, no_grad, set_grad_enabled
 from shmgpu.tensors.tensor import Tensor, grad
@@ -50,5 +51,8 @@ def backward(
     given = [grad_tensors] if isinstance(grad_tensors, Tensor) else grad_tensors
     seeds = [None] * len(outs) if given is None else list(given)
     if len(seeds) != len(outs):
-        raise ValueError(f"backward: {len(seeds)} gradients are given for {len(outs)} tensors")
+        raise ValueError(
+            f"backward: {counted(len(seeds), 'gradient')} for {counted(len(outs), 'tensor')}: give "
+            "one for each"
+        )
     backward_from(outs, seeds, retain_graph, create_graph, "a tensor")

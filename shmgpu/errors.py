@@ -181,6 +181,8 @@ class RemoteError(ShmError):
     @property
     def sentence(self) -> str:
         """What happened, without the traceback."""
+        if not self.traceback_text and self.matches(BadParams):
+            return f"what the function returned is refused: {self.message}"
         return f"the function raised {self.type_name} in the helper: {self.message}"
 
     def __str__(self) -> str:

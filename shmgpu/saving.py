@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from shmgpu.codec import arrays, dtypes
+from shmgpu.common.wording import kind_of
 from shmgpu.tensors.tensor import Tensor, tensor
 
 __all__ = ["load", "save"]
@@ -100,7 +101,7 @@ def _planted(value: Any, path: str, found: dict[str, Any]) -> Any:
         kind = "[" if type(value) is list else "("
         return [kind, *[_planted(one, f"{inner}{n}", found) for n, one in enumerate(value)]]
     raise TypeError(
-        f"save: {path or 'the object'} is a {type(value).__name__}: save tensors, numbers, "
+        f"save: {path or 'the object'} is {kind_of(value)}: save tensors, numbers, "
         "strings, and dicts and lists of these, such as a state_dict()"
     )
 

@@ -109,6 +109,7 @@ core/hosting                        any
 core/__init__                       any
 former                              any
 
+common/wording                      any
 common/parsers                      any
 common/settings                     any
 common/config                       any

@@ -36,6 +36,7 @@ from shmgpu.common import config, logs, parsers, seeding
 from shmgpu.common import devices as device
 from shmgpu.common.settings import taken
 from shmgpu.common.termination import SIGNAL_BASE
+from shmgpu.common.wording import counted
 from shmgpu.errors import (
     ChildError,
     ConfigError,
@@ -181,7 +182,8 @@ def _mains(main: Any, children: int | None) -> list[Callable[..., Any]]:
         mains = list(main)
         if children is not None and config.resolve("children", children) != len(mains):
             raise ConfigError(
-                f"main lists {len(mains)} functions, but children={children}: omit children"
+                f"main lists {counted(len(mains), 'function')}, but children={children}: omit "
+                "children"
             )
         config.read("children", len(mains))
     else:
@@ -288,7 +290,7 @@ class Session:
             return "<shmgpu session, whose broker is gone>"
         helpers = [core.helper_stats(n) for n in range(core.broker_stats()["helpers"])]
         ready = sum(core.HELPER_STATES[one["state"]] == "ready" for one in helpers)
-        return f"<shmgpu session, running: {ready} of {len(helpers)} helpers are ready>"
+        return f"<shmgpu session, running: {ready} of {counted(len(helpers), 'helper')} ready>"
 
     def __enter__(self) -> Session:
         return self

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from shmgpu.codec import dtypes, records
+from shmgpu.common.wording import kind_of
 from shmgpu.errors import BadParams
 
 MAX_DEPTH = 64
@@ -111,12 +112,11 @@ def encode_value(value: Any, allow_pickle: bool = False) -> bytes:
             raise
         except Exception as error:
             raise BadParams(
-                f"a {type(value).__name__} could not be pickled ({error}): pass plain values"
+                f"{kind_of(value)} could not be pickled ({error}): pass plain values"
             ) from error
     raise BadParams(
-        f"a {type(value).__module__}.{type(value).__qualname__} cannot be carried to a helper: "
-        "pass arrays, numbers, text, bytes, tuples, lists and dicts, or decorate the function "
-        "with pickle=True"
+        f"{kind_of(value)} cannot be carried between a caller and a helper: use arrays, numbers, "
+        "text, bytes, tuples, lists and dicts, or decorate the function with pickle=True"
     )
 
 
@@ -303,7 +303,7 @@ def _flatten(
         if not allow_pickle and not isinstance(node, np.generic):
             if isinstance(node, (tuple, list, dict)):
                 raise BadParams(
-                    f"a {kind.__name__} would lose its type on the way: pass a plain tuple, "
+                    f"{kind_of(node)} would lose its type on the way: use a plain tuple, "
                     "list or dict, or decorate the function with pickle=True"
                 )
             encode_value(node)  # raises, in the words for a value

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shmgpu.common.module_names import class_of, module_of
+from shmgpu.common.wording import kind_of
 from shmgpu.errors import BadParams
 
 
@@ -30,13 +31,13 @@ def fields_of(node: Any) -> tuple[tuple[str, ...], Sequence[Any]] | None:
     more = getattr(node, "__dict__", {}).keys() - set(names)
     if more:
         raise BadParams(
-            f"a {kind.__name__} has {sorted(more)[0]!r} beside the fields of its dataclass, and "
+            f"{kind_of(node)} has {sorted(more)[0]!r} beside the fields of its dataclass, and "
             "would lose it on the way: make it a field, or pass a dict"
         )
     try:
         return names, [getattr(node, name) for name in names]
     except AttributeError as error:
-        raise BadParams(f"a {kind.__name__} has not all of its fields: {error}") from None
+        raise BadParams(f"{kind_of(node)} has not all of its fields: {error}") from None
 
 
 def name_of(node: Any) -> str:

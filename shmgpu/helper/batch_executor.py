@@ -18,6 +18,7 @@ from shmgpu.codec import arrays
 from shmgpu.codec.arrays import ArraySpec
 from shmgpu.codec.layout import TreeLayout
 from shmgpu.codec.pytree import TreeDef, encode_values, flatten
+from shmgpu.common.wording import kind_of
 from shmgpu.errors import BadParams
 from shmgpu.helper.batch_policy import LARGE_BYTES, BatchPolicy
 from shmgpu.helper.decoded import DecodedCall, ServedFunction, check_rows
@@ -303,7 +304,7 @@ def _split(result: Any, rows: list[int], name: str, pickle: bool) -> list[Any]:
     if not flat.arrays:
         raise BadParams(
             f"{name} is batched, so it must return arrays with one row for each row it got: "
-            f"it returned a {type(result).__name__}"
+            f"it returned {kind_of(result)}"
         )
     for leaf in flat.arrays:
         check_rows(leaf, total, name)

@@ -21,7 +21,7 @@ from shmgpu.helper.arena_views import ArenaViews
 from shmgpu.helper.block_reader import BlockReader
 from shmgpu.helper.decoded import DecodedCall, Device, Helper, RawRequest, ServedFunction
 from shmgpu.helper.gang import GangMember
-from shmgpu.helper.hints import hint, user_frames
+from shmgpu.helper.hints import hint, is_about_result, user_frames
 from shmgpu.helper.mutation_check import MutationCheck
 from shmgpu.helper.parked_results import Key, Parking
 from shmgpu.helper.result_writer import ResultWriter
@@ -280,9 +280,10 @@ class Executor:
         if call is None:
             return core.EREMOTE, 0
         try:
-            text = "".join(
-                traceback.format_exception(type(error), error, user_frames(error, *OWN_FILES))
-            )
+            text = ""
+            if not is_about_result(error):
+                frames = user_frames(error, *OWN_FILES)
+                text = "".join(traceback.format_exception(type(error), error, frames))
             message = _message(error)
             if self.writer.parks:
                 text = text[-MAX_TRACEBACK:]

@@ -11,9 +11,10 @@ import inspect
 import os
 import pathlib
 import traceback
-from types import FrameType, TracebackType
+from types import FrameType, FunctionType, TracebackType
 from typing import Any
 
+from shmgpu.errors import BadParams
 from shmgpu.helper.mutation_check import NamedFunction
 
 OURS = str(pathlib.Path(__file__).parents[1]) + os.sep
@@ -21,6 +22,10 @@ OURS = str(pathlib.Path(__file__).parents[1]) + os.sep
 NO_SESSION = (
     " (helper.session is None: it is what the session function returned, and that is a function "
     "called load beside the decorated ones, or what session= names)"
+)
+SESSION_NOT_NAMED = (
+    " (helper.session is None: {name}(helper) stands beside the function, and launch() and init() "
+    "take it where they are told session={name}; a program's first call takes one called load)"
 )
 
 
@@ -30,6 +35,13 @@ def user_frames(error: BaseException, *own: str) -> TracebackType | None:
     while trace is not None and trace.tb_frame.f_code.co_filename in own:
         trace = trace.tb_next
     return trace or error.__traceback__
+
+
+def is_about_result(error: BaseException) -> bool:
+    """Whether it was raised over what the function had returned, and not within the function."""
+    if not isinstance(error, BadParams):
+        return False
+    return all(_is_ours(frame) for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def hint(error: BaseException, message: str, target: NamedFunction | None, session: Any) -> str:
@@ -43,13 +55,29 @@ def hint(error: BaseException, message: str, target: NamedFunction | None, sessi
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if session is None and "NoneType" in message and _uses_session(frames):
-        return NO_SESSION
+        name = _would_make_a_session(target)
+        return SESSION_NOT_NAMED.format(name=name) if name else NO_SESSION
     return "" if target is None else _about_parameters(frames, message, target, error)
 
 
 def _uses_session(frames: list[FrameType]) -> bool:
     """Whether what raised has to do with ``helper.session``, by its code or its callers'."""
     return any("session" in one.f_code.co_names for one in frames if not _is_ours(one))
+
+
+def _would_make_a_session(target: NamedFunction | None) -> str:
+    """The name of a function beside the target that takes a helper alone; "" where none does."""
+    body = getattr(target, "body", None)
+    if not isinstance(body, FunctionType):
+        return ""
+    found = [
+        name
+        for name, one in body.__globals__.items()
+        if isinstance(one, FunctionType)
+        and one.__module__ == body.__module__
+        and one.__code__.co_varnames[: one.__code__.co_argcount] == ("helper",)
+    ]
+    return "load" if "load" in found else found[0] if found else ""
 
 
 def _about_parameters(

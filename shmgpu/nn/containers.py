@@ -9,6 +9,7 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from shmgpu.common.wording import kind_of
 from shmgpu.nn.module import Module, Parameter
 from shmgpu.tensors.tensor import Tensor
 
@@ -63,7 +64,7 @@ class _Listed(Module):
 
     def _checked(self, part: Any) -> Any:
         if not isinstance(part, Module):
-            raise TypeError(f"{type(self).__name__} holds modules, not a {type(part).__name__}")
+            raise TypeError(f"{type(self).__name__} holds modules, not {kind_of(part)}")
         return part
 
     def append(self, part: Any) -> Any:

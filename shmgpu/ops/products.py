@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from shmgpu.common.wording import counted
 from shmgpu.ops.creation import arange
 from shmgpu.ops.elementwise import add, mul
 from shmgpu.ops.graph import Node
@@ -157,7 +158,8 @@ def _terms(equation: str, nodes: list[Node]) -> tuple[list[str], str]:
     left, arrow, right = equation.partition("->")
     terms = left.split(",")
     if len(terms) != len(nodes):
-        raise ValueError(f"einsum: {equation!r} is of {len(terms)} tensors, not of {len(nodes)}")
+        named = counted(len(terms), "tensor")
+        raise ValueError(f"einsum: {equation!r} is of {named}, not of {len(nodes)}")
     most = 0
     for at, (term, node) in enumerate(zip(terms, nodes, strict=True)):
         free = len(node.spec.shape) - len(term.replace("...", ""))

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from shmgpu.common.wording import kind_of
 from shmgpu.optim.optimizer import Optimizer
 
 Rule = Callable[[int], float]
@@ -30,9 +31,7 @@ class LRScheduler:
 
     def __init__(self, optimizer: Optimizer, last_epoch: int = -1) -> None:
         if not isinstance(optimizer, Optimizer):
-            raise TypeError(
-                f"{type(self).__name__} takes an optimiser, not a {type(optimizer).__name__}"
-            )
+            raise TypeError(f"{type(self).__name__} takes an optimiser, not {kind_of(optimizer)}")
         self.optimizer = optimizer
         for place, group in enumerate(optimizer.param_groups):
             if last_epoch == -1:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from shmgpu.child import runtime
+from shmgpu.common.wording import counted
 from shmgpu.distributed.layout import Layout
 from shmgpu.distributed.placements import Placement, Replicate, Shard
 from shmgpu.errors import ConfigError
@@ -267,7 +268,7 @@ def _mesh(workers: list[int] | None) -> DeviceMesh | None:
     absent = [one for one in workers if not 0 <= one < count]
     if absent or not workers:
         raise ConfigError(
-            f"a signal's workers are {workers}, and there are {count} helpers: name numbers from 0 "
+            f"a signal's workers are {workers}, of {counted(count, 'helper')}: name numbers from 0 "
             f"to {count - 1}"
         )
     return mesh_of_helpers(workers)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from shmgpu.common.wording import counted
+
 Row = dict[str, Any]
 BAR_CELLS = 8
 PLAIN_CHILDREN = 20  # a print-out shows the busiest
@@ -243,15 +245,15 @@ def headline(sample: dict[str, Any]) -> tuple[str, str]:
     models = sample.get("models") or []
     served = sum(row["requests_per_s"] for row in models)
     facts = (
-        *((f"{len(models)} models", f"{rate(served)} requests/s") if models else ()),
-        f"{running} of {broker['children']} children",
-        f"{ready} of {broker['helpers']} helpers",
+        *((counted(len(models), "model"), f"{rate(served)} requests/s") if models else ()),
+        f"{running} of {counted(broker['children'], 'child', 'children')}",
+        f"{ready} of {counted(broker['helpers'], 'helper')}",
         f"{count(queue(sample))} queued",
         f"{count(broker['in_flight'])} in flight",
         f"{rate(rates['answered'])} calls/s",
         f"{rate(rates['failed'])} failed/s",
-        f"{count(broker['helper_deaths'] + broker['child_deaths'])} deaths",
-        f"{count(broker['helper_respawns'] + broker['child_restarts'])} restarts",
+        counted(broker["helper_deaths"] + broker["child_deaths"], "death"),
+        counted(broker["helper_respawns"] + broker["child_restarts"], "restart"),
     )
     return first, "  ".join(facts)
 

@@ -108,6 +108,7 @@ def events(
     for slot in sorted({record["slot"] for record in records}):
         yield _meta(CHILDREN_PID, slot, "thread_name", f"child {slot}")
     executed: set[tuple[int, int, int]] = set()
+    ended: dict[int, int] = {}  # of each helper, the end of its last slice
     gangs = _gangs(records)
     for number, record in enumerate(records):
         name = _name(record["function"], names)
@@ -138,7 +139,13 @@ def events(
         if not record["handed_ns"] or record["helper"] == core.NO_HELPER:
             continue
         started = record["handed_ns"] + record["started_units"] * UNIT_NS
+        # Both ends are whole units from their own hand-over, so a call may seem to begin a part of
+        # one before the end of the last. Slices of a helper do not overlap.
+        before = ended.get(record["helper"], 0)
+        if before - UNIT_NS < started < before:
+            started = before
         finished = record["handed_ns"] + record["finished_units"] * UNIT_NS
+        ended[record["helper"]] = max(before, finished)
         if record["batch"] > 1:
             # Each message of a batch has the same slice; drawn once.
             key = (record["helper"], record["handed_ns"], record["function"])

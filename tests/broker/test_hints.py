@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import collections
+import pathlib
+
 import numpy as np
 import pytest
 
 import shmgpu
+from shmgpu.common import wording
 
 
 @shmgpu.function(arrays="numpy")
@@ -91,6 +95,48 @@ def test_errors_of_the_function_itself_are_told_as_they_are(function):
 def test_who_uses_a_session_that_was_never_made_is_told_what_makes_one(function):
     with pytest.raises(shmgpu.RemoteError, match=r"helper.session is None: .* called load"):
         function(np.ones(2))
+
+
+def test_who_forgot_to_name_the_session_function_that_stands_beside_is_told_its_name():
+    beside = {"shmgpu": shmgpu, "__name__": "elsewhere"}
+    exec(
+        "def weights(helper): return 2\n"
+        "@shmgpu.function(arrays='numpy')\n"
+        "def scale(helper, x): return helper.session * x\n",
+        beside,
+    )
+    with pytest.raises(shmgpu.RemoteError, match=r"take it where they are told session=weights"):
+        beside["scale"](np.ones(2))
+
+
+@shmgpu.function(arrays="numpy")
+def gives(helper, which):
+    return {"set": {1}, "counter": collections.Counter(), "path": pathlib.Path()}[which]
+
+
+@shmgpu.function(arrays="numpy")
+def raises_bad_params(helper):
+    raise shmgpu.BadParams("mine")
+
+
+def test_a_result_that_cannot_be_carried_is_no_exception_of_the_functions():
+    for which, told in (("set", "a set"), ("counter", "a Counter would lose its type")):
+        with pytest.raises(shmgpu.RemoteError) as caught:
+            gives(which)
+        assert str(caught.value).startswith(f"what the function returned is refused: {told}")
+        assert "raised" not in str(caught.value) and "Traceback" not in str(caught.value)
+    with pytest.raises(shmgpu.RemoteError, match=r"the function raised shmgpu\.errors\.BadParams"):
+        raises_bad_params()
+
+
+def test_a_type_is_named_with_its_article():
+    assert wording.kind_of(collections.OrderedDict()) == "an OrderedDict"
+    assert [wording.with_article(name) for name in ("OrderedDict", "ndarray", "set")] == [
+        "an OrderedDict", "an ndarray", "a set",
+    ]  # fmt: skip
+    assert [wording.counted(n, "child", "children") for n in (0, 1, 1000)] == [
+        "0 children", "1 child", "1,000 children",
+    ]  # fmt: skip
 
 
 def test_a_none_that_is_not_the_session_is_told_as_it_is():

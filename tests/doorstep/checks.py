@@ -237,7 +237,7 @@ def notebook(place: Place) -> None:
     with of(place, "editable") as one:
         shown = one.run("-c", NOTEBOOK).well()
         wanted = ["[2.0, 2.0]", "warned", "[2.0, 2.0]", "[3.0, 3.0]", "[2.0, 2.0, 2.0]", "True"]
-        wanted += ["<shmgpu session, running: 1 of 1 helpers are ready>", "[21.0, 21.0]", "tables"]
+        wanted += ["<shmgpu session, running: 1 of 1 helper ready>", "[21.0, 21.0]", "tables"]
         wanted += ["<shmgpu session, shut down>"]
         lines = shown.splitlines()
         expect(sorted(lines) == sorted(wanted) and lines[3:] == wanted[3:], shown)

@@ -155,7 +155,7 @@ def test_schedules_refuse_in_sentences(here):
     ):
         with pytest.raises(ValueError, match=words):
             call()
-    with pytest.raises(TypeError, match="takes an optimiser, not a int"):
+    with pytest.raises(TypeError, match="takes an optimiser, not an int"):
         s.LRScheduler(3)
     with pytest.raises(TypeError, match="takes the figure"):
         s.ReduceLROnPlateau(optimizer).step()

@@ -51,8 +51,8 @@ answered, waiting calls go to other helpers, and a replacement is forked.
 A function declared with `idempotent=True` is tried once more before its caller gets the error.
   tests/crash/test_helper_deaths.py::test_f01_an_idempotent_call_is_made_once_more_and_never_a_third_time
 
-`RemoteError` | the function raised: `.type_name`, `.message`, `.traceback_text`; `.matches(ValueError)`
-tells whether that was its type
+`RemoteError` | the function raised, or returned what cannot be carried (`.traceback_text` is empty then):
+`.type_name`, `.message`, `.traceback_text`; `.matches(ValueError)` tells whether that was its type
   tests/broker/test_calls.py::test_exceptions_bring_type_message_and_traceback
 
 `BroadcastError` | the function raised in one of the helpers that a [broadcast](child/README.md#broadcasts)

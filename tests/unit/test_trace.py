@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from shmgpu.watch import trace
 
 
@@ -39,6 +41,15 @@ def test_the_messages_of_a_batch_are_one_slice():
     [piece] = of(rows, "X")
     assert piece["args"]["messages"] == 4
     assert len(of(rows, "b")) == 4
+
+
+def test_calls_of_a_helper_that_follow_at_once_do_not_overlap_by_how_their_times_are_rounded():
+    unit = trace.UNIT_NS
+    first = record(handed_ns=10_000, started_units=1, finished_units=10)
+    second = record(handed_ns=10_000 + 9 * unit + 5, started_units=0, finished_units=9)
+    one, other = of([first, second], "X")
+    assert other["ts"] == pytest.approx(one["ts"] + one["dur"])
+    assert other["dur"] == pytest.approx((9 * unit - (unit - 5)) / 1000)
 
 
 def test_the_queue_depth_is_counted():

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from shmgpu.common.wording import counted
 from shmgpu.distributed.placements import Replicate, Shard
 from shmgpu.ops.promotion import is_float
 from shmgpu.parallel.constraints import constrain
@@ -71,7 +72,8 @@ def broadcast(tensor: Any, root: int = 0) -> Any:
     if not isinstance(tensor, list):
         return tensor
     if not 0 <= root < len(tensor):
-        raise ValueError(f"broadcast: there is no root {root} among {len(tensor)} tensors")
+        among = counted(len(tensor), "tensor")
+        raise ValueError(f"broadcast: there is no root {root} among {among}")
     _check_shapes("broadcast", tensor)
     for place, one in enumerate(tensor):
         if place != root:

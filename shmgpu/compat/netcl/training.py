@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from shmgpu.common.wording import counted
 from shmgpu.compat.netcl.collectives import become
 from shmgpu.compat.netcl.replicas import on_mesh
 from shmgpu.distributed.placements import Partial, Replicate, Shard
@@ -69,7 +70,8 @@ def data_parallel_step(
     step = _Arguments(args, named, loss_fn)
     replicas, first, (x, y) = step.replicas, step.replicas[0], step.batch
     if len(x) != len(y):
-        raise ValueError(f"data_parallel_step: x has {len(x)} rows, and y {len(y)}: cut them alike")
+        has = counted(len(x), "row")
+        raise ValueError(f"data_parallel_step: x has {has}, and y {len(y)}: cut them alike")
     mesh = on_mesh(replicas)
     if pre_shard_hook is not None:
         pre_shard_hook(x, y)

@@ -13,6 +13,7 @@ import numpy as np
 
 from shmgpu.codec import arrays
 from shmgpu.codec.arrays import is_array
+from shmgpu.common.wording import kind_of
 from shmgpu.errors import ConfigError
 from shmgpu.helper.decoded import Helper
 from shmgpu.serve.models.declaration import Model, Tensor
@@ -110,7 +111,7 @@ def in_order(model: Model, result: Any, rows: int | None = None) -> Any:
 
 
 def _kind(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
+    return "None" if value is None else kind_of(value)
 
 
 def _carried(model: Model, declared: Tensor, array: Any, rows: int | None) -> Any:

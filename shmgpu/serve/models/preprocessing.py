@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from shmgpu.common import module_loader
+from shmgpu.common.wording import kind_of
 from shmgpu.errors import ConfigError
 from shmgpu.serve.models.request_context import Scalar
 from shmgpu.serve.models.response_parameters import checked
@@ -103,7 +104,7 @@ def call(
     if not isinstance(result, (tuple, list)) or len(result) != len(expected):
         raise ConfigError(
             f"prepare must return {len(expected)} arrays, as the model declares in prepared=, not "
-            f"a {type(result).__name__}"
+            f"{kind_of(result)}"
         )
     arrays = [_checked(array, one, rows) for array, one in zip(result, expected, strict=True)]
     return arrays, told

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from shmgpu.common.wording import kind_of
 from shmgpu.errors import ConfigError
 from shmgpu.serve.models.request_context import Scalar
 
@@ -137,7 +138,7 @@ def _plain(value: Any, name: str, whose: str) -> Scalar:
     if type(value) is float and math.isfinite(value):
         return value
     raise ConfigError(
-        f"{whose} gave {str(value)[:80]!r}, a {type(value).__name__}, as the parameter {name!r}: "
+        f"{whose} gave {str(value)[:80]!r}, {kind_of(value)}, as the parameter {name!r}: "
         "give a bool, a whole number of 64 bits, a finite number or text"
     )
 

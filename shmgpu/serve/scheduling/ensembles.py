@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from shmgpu.common.wording import kind_of
 from shmgpu.errors import CallTimeout, ShmError
 from shmgpu.serve.models import response_parameters
 from shmgpu.serve.models.request_context import Scalar, context_of
@@ -223,7 +224,7 @@ def _outputs(served: ServedModel, result: Any) -> list[OutputTensor]:
     if not isinstance(result, (tuple, list)) or len(result) != len(declared):
         raise ProtocolError(
             500,
-            f"ensemble '{served.name}' returned a {type(result).__name__}: return "
+            f"ensemble '{served.name}' returned {kind_of(result)}: return "
             f"{len(declared)} arrays, as it declares its outputs",
         )
     return [_output(served, one, array) for one, array in zip(declared, result, strict=True)]
