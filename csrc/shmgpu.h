@@ -81,7 +81,8 @@ enum shm_status {
   SHM_EABORTED = -40,
   SHM_EBAD_GANG = -41,
   SHM_ENOT_ALLOWED = -42,
-  SHM_EQUEUE_FULL = -43
+  SHM_EQUEUE_FULL = -43,
+  SHM_ERATE = -44
 };
 
 const char *shm_status_name(int status); /* "SHM_EARENA_FULL"; never NULL */
@@ -369,7 +370,9 @@ typedef struct shm_quota {
   uint32_t weight;             /* messages a turn in the fair queue */
   uint64_t arena_bytes;        /* that its allocator gives out */
   uint64_t parked_bytes;       /* of results that a helper keeps until there is room for them */
+  uint64_t calls_per_second;   /* on average; after a pause, as many as a second's at once */
 } shm_quota_t;
+enum shm_quota_rates { SHM_MAX_RATE = 1000000000 };
 enum shm_quota_limits { SHM_MAX_QUOTAS = 256, SHM_MAX_WEIGHT = 1000 };
 /* In the parent, before shm_run or in one of its callbacks: replace the whole table. A row with a
  * user or a program takes precedence over one with neither; if several such rows match, the
@@ -792,7 +795,8 @@ typedef struct shm_broker_stats {
   uint64_t kept_files;         /* now: the last broadcast of each function, for helpers to come */
   uint64_t kept_bytes;         /* in those */
   uint64_t pool_version[16];   /* by pool: see shm_broadcast_version */
-  uint64_t refused;            /* calls that ended because max_queue of their function waited */
+  uint64_t refused;            /* calls that ended because max_queue of their function waited, or
+                                  because their child's quota allows no more of them a second */
   uint32_t paused_pools;       /* now: a mask */
   uint32_t reserved;
 } shm_broker_stats_t;

@@ -174,6 +174,7 @@ Statistics, errors, and single messages:
     NoHelpers       no helper is left that could serve the call
     NotAllowed      another user's broker does not let this program do that
     QueueFull       max_queue calls of the function wait already
+    RateExceeded    the broker's quotas allow no more calls a second
     CallTimeout     the deadline passed
     CallCancelled   the call was removed from the queue
     ResultTooLarge  the result is larger than a helper keeps
@@ -224,6 +225,7 @@ from shmgpu.errors import (
     NotAllowed,
     NotRunning,
     QueueFull,
+    RateExceeded,
     RemoteError,
     ResultTooLarge,
     SessionError,
@@ -336,6 +338,7 @@ __all__ = [
     "NotAllowed",
     "NotRunning",
     "QueueFull",
+    "RateExceeded",
     "RemoteError",
     "ResultTooLarge",
     "Session",

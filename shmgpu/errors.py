@@ -23,6 +23,7 @@ __all__ = [
     "NotAllowed",
     "NotRunning",
     "QueueFull",
+    "RateExceeded",
     "RemoteError",
     "ResultTooLarge",
     "SessionError",
@@ -127,6 +128,10 @@ class NotAllowed(ShmError, PermissionError):
 
 class QueueFull(ShmError):
     """As many calls of the function wait as its ``max_queue`` says."""
+
+
+class RateExceeded(ShmError):
+    """The broker's quotas allow this program no more calls a second."""
 
 
 class CallTimeout(ShmError, TimeoutError):

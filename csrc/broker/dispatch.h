@@ -96,10 +96,9 @@ int shmi_dispatch_helper_is_closed(const shmi_dispatch_t *dispatch, int helper);
 int shmi_dispatch_helper_is_condemned(const shmi_dispatch_t *dispatch, int helper);
 /* Whether it may broadcast. At first every child may. */
 void shmi_dispatch_let_broadcast(shmi_dispatch_t *dispatch, int child, int may);
-/* Limit from now on how many calls a child may have outstanding, its weight in the fair queue, and
- * how many bytes of results helpers keep for it. 0: as for any other child. */
-void shmi_dispatch_limit_child(shmi_dispatch_t *dispatch, int child, uint32_t window,
-                               uint32_t weight, uint64_t parked_bytes);
+/* Limit from now on how many calls a child may have outstanding, its weight in the fair queue, how
+ * many bytes of results helpers keep for it, and its calls a second. 0: as for any other child. */
+void shmi_dispatch_limit_child(shmi_dispatch_t *dispatch, int child, const shm_quota_t *quota);
 /* Close the pipe to every helper: each ends when it has served what it holds. */
 void shmi_dispatch_close_helpers(shmi_dispatch_t *dispatch);
 /* Tell a caller that became a child that its broker is ready, or why it is not. */

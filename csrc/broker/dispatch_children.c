@@ -10,7 +10,8 @@
 
 enum {
   BURSTS = 32,  /* of one child in one turn: twice what a pipe holds */
-  PATIENCE = 16 /* protocol errors of one child before it is ended */
+  PATIENCE = 16, /* protocol errors of one child before it is ended */
+  SECOND_NS = 1000000000
 };
 
 static void protocol_error(shmi_dispatch_t *d, int slot) {
@@ -28,6 +29,19 @@ static int why_not_there(const shmi_dispatch_t *d, const shmi_frame_t *frame, ui
   int is_gang = (frame->flags & SHMI_FRAME_GANG) != 0;
   if ((named & ~beyond) == 0 || (is_gang && (named & beyond) != 0)) return SHM_EPLACEMENT;
   return shmi_dispatch_why_gone(d, named & ~expected);
+}
+
+/* Whether the child's quota allows another call now. The generic cell rate algorithm (ITU-T I.371):
+ * calls are due one after another at the rate, and may come up to a second early. */
+static int is_within_rate(shmi_dispatch_t *d, shmi_child_t *child) {
+  if (child->call_interval_ns == 0) return 1;
+  if (child->call_due_ns < d->now_ns) child->call_due_ns = d->now_ns;
+  if (child->call_due_ns + child->call_interval_ns > d->now_ns + SECOND_NS) {
+    d->scoreboard->broker->refused++;
+    return 0;
+  }
+  child->call_due_ns += child->call_interval_ns;
+  return 1;
 }
 
 /* Another call of a function with a limit has come: whether it may wait. What helpers can take is
@@ -71,6 +85,7 @@ static void take_call(shmi_dispatch_t *d, int slot, shmi_frame_t *frame) {
     protocol_error(d, slot);
     return;
   }
+  if (status == SHM_OK && !is_within_rate(d, child)) status = SHM_ERATE;
   if (status == SHM_OK && !is_broadcast && function->max_queue > 0 && !has_room(d, function)) {
     status = SHM_EQUEUE_FULL;
   }
@@ -85,7 +100,7 @@ static void take_call(shmi_dispatch_t *d, int slot, shmi_frame_t *frame) {
   if (status != SHM_OK || is_broadcast) {
     uint32_t number = shmi_schedule_admit(d->schedule, frame, d->now_ns);
     if (number == SHMI_NONE) return;
-    /* pool, placement, function, block, right, limit: answered, never queued */
+    /* pool, placement, function, block, right, limits: answered, never queued */
     if (status != SHM_OK) shmi_dispatch_answer_plain(d, number, status);
     else shmi_dispatch_take_broadcast(d, number, function);
     return;
@@ -180,6 +195,8 @@ int shmi_dispatch_add_child(shmi_dispatch_t *d, int slot, int request_fd, int re
   child->parked_at = 0;
   child->window = d->config.window;
   child->was_told_window = 0;
+  child->call_interval_ns = 0;
+  child->call_due_ns = 0;
   child->may_broadcast = 1;
   child->in_flight = 0;
   child->cleared_to = 0;
@@ -195,17 +212,18 @@ int shmi_dispatch_add_child(shmi_dispatch_t *d, int slot, int request_fd, int re
   return shmi_poll_set_add(&d->poll_set, request_fd, SHMI_POLL_ARRIVALS, SHMI_WATCHED_CHILD, slot);
 }
 
-void shmi_dispatch_limit_child(shmi_dispatch_t *d, int slot, uint32_t window, uint32_t weight,
-                               uint64_t parked_bytes) {
+void shmi_dispatch_limit_child(shmi_dispatch_t *d, int slot, const shm_quota_t *quota) {
   shmi_child_t *child = &d->children[slot];
+  uint32_t window = quota->window;
   if (window == 0 || window > d->config.window) window = d->config.window;
   /* When the window shrinks, the child itself keeps to it: what it sent before was within the
    * window when it was sent, whenever it arrives. */
   if (!child->was_told_window || window > child->window) child->window = window;
   child->was_told_window = 1;
   __atomic_store_n(&d->scoreboard->child_stats[slot].window, window, __ATOMIC_RELAXED);
-  shmi_schedule_set_weight(d->schedule, slot, weight > 0 ? weight : 1);
-  d->scoreboard->child_stats[slot].parked_limit = parked_bytes;
+  shmi_schedule_set_weight(d->schedule, slot, quota->weight > 0 ? quota->weight : 1);
+  d->scoreboard->child_stats[slot].parked_limit = quota->parked_bytes;
+  child->call_interval_ns = quota->calls_per_second > 0 ? SECOND_NS / quota->calls_per_second : 0;
 }
 
 void shmi_dispatch_let_broadcast(shmi_dispatch_t *d, int slot, int may) {

@@ -276,7 +276,7 @@ static void let_in(client_t *client, int slot) {
   int sent = SHM_OK;
   if (status == SHM_OK) {
     /* Before the client can send anything. */
-    shmi_dispatch_limit_child(dispatch, slot, quota.window, quota.weight, quota.parked_bytes);
+    shmi_dispatch_limit_child(dispatch, slot, &quota);
     sent = shmi_passing_send(client->fd, &welcome, sizeof welcome, descriptors, count);
   }
   /* If it is gone already, or did not get the welcome, its pipe ends, and that frees the slot. */
@@ -444,7 +444,7 @@ int shm_set_quotas(const shm_quota_t *rows, int count) {
     const char *program = shmi_process_table_client(i, &uid);
     if (program == NULL) continue;
     shm_quota_t quota = shmi_quota_of(uid, program);
-    shmi_dispatch_limit_child(dispatch, i, quota.window, quota.weight, quota.parked_bytes);
+    shmi_dispatch_limit_child(dispatch, i, &quota);
   }
   return SHM_OK;
 }

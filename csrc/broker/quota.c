@@ -15,6 +15,7 @@ int shmi_quota_set(const shm_quota_t *rows, int count) {
   }
   for (int i = 0; i < count; i++) {
     if (rows[i].window > SHM_MAX_WINDOW || rows[i].weight > SHM_MAX_WEIGHT ||
+        rows[i].calls_per_second > SHM_MAX_RATE ||
         memchr(rows[i].program, '\0', sizeof rows[i].program) == NULL) {
       shmi_error_detail_set("row %d of the quotas is out of range", i);
       return SHM_EBAD_CONFIG;
@@ -37,8 +38,9 @@ static void narrow(uint64_t *limit, uint64_t value) {
 }
 
 shm_quota_t shmi_quota_of(uint32_t uid, const char *program) {
-  /* By column: window, weight, arena, parked; those that name somebody, then those for all. */
-  uint64_t named[4] = {0}, all[4] = {0};
+  /* By column: window, weight, arena, parked, rate; those that name somebody, then those for all. */
+  enum { COLUMNS = 5 };
+  uint64_t named[COLUMNS] = {0}, all[COLUMNS] = {0};
   for (int i = 0; i < table_count; i++) {
     const shm_quota_t *row = &table[i];
     if (!fits(row, uid, program)) continue;
@@ -47,12 +49,14 @@ shm_quota_t shmi_quota_of(uint32_t uid, const char *program) {
     narrow(&limits[1], row->weight);
     narrow(&limits[2], row->arena_bytes);
     narrow(&limits[3], row->parked_bytes);
+    narrow(&limits[4], row->calls_per_second);
   }
-  for (int i = 0; i < 4; i++) {
+  for (int i = 0; i < COLUMNS; i++) {
     if (named[i] == 0) named[i] = all[i];
   }
   return (shm_quota_t){.window = (uint32_t)named[0],
                        .weight = (uint32_t)named[1],
                        .arena_bytes = named[2],
-                       .parked_bytes = named[3]};
+                       .parked_bytes = named[3],
+                       .calls_per_second = named[4]};
 }

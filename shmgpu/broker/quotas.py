@@ -1,9 +1,9 @@
 """What users and programs that join a broker may use at most, from a small TOML file.
 
 Owns the file's format: a table ``[default]``, and tables ``[user.NAME]`` and ``[program.NAME]``,
-each with any of ``arena``, ``parked``, ``weight`` and ``window``. A value for a user or program
-overrides the default. Where both a user and a program have one, the smaller applies: the kernel
-vouches for the user, but a program chooses its own name. Never enforces a quota; C does
+each with any of ``arena``, ``parked``, ``rate``, ``weight`` and ``window``. A value for a user or
+program overrides the default. Where both a user and a program have one, the smaller applies: the
+kernel vouches for the user, but a program chooses its own name. Never enforces a quota; C does
 (csrc/broker/quota.h).
 """
 
@@ -51,6 +51,7 @@ def _bytes(value: Any, name: str) -> int:
 KEYS = {
     "arena": ("arena_bytes", _bytes),
     "parked": ("parked_bytes", _bytes),
+    "rate": ("calls_per_second", _whole(core.MAX_RATE)),
     "weight": ("weight", _whole(core.MAX_WEIGHT)),
     "window": ("window", _whole(core.MAX_WINDOW)),
 }

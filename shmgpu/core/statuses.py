@@ -50,6 +50,7 @@ EABORTED: int = lib.SHM_EABORTED
 EBAD_GANG: int = lib.SHM_EBAD_GANG
 ENOT_ALLOWED: int = lib.SHM_ENOT_ALLOWED
 EQUEUE_FULL: int = lib.SHM_EQUEUE_FULL
+ERATE: int = lib.SHM_ERATE
 
 # Value of a reply whose status is EBAD_PARAMS: the block lies in the arena, but the function cannot
 # read it. 0: it does not lie in the arena.
@@ -86,6 +87,7 @@ _ERRORS: dict[int, type[errors.ShmError]] = {
     EBAD_GANG: errors.BadParams,
     ENOT_ALLOWED: errors.NotAllowed,
     EQUEUE_FULL: errors.QueueFull,
+    ERATE: errors.RateExceeded,
 }
 
 

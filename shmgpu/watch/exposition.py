@@ -30,7 +30,7 @@ COUNTED = [
 ]
 # And what only shmgpu top tells, which has no server beside it.
 COUNTED_BY_TOP = [
-    ("shmgpu_calls_refused", "Calls that found max_queue of their function waiting", "refused"),
+    ("shmgpu_calls_refused", "Calls beyond max_queue, or a quota's rate", "refused"),
     ("shmgpu_calls_expired", "Calls whose deadline passed in the queue", "expired"),
     ("shmgpu_calls_cancelled", "Calls that were taken back", "cancelled"),
     ("shmgpu_broadcasts", "Broadcasts that took effect", "broadcasts"),

@@ -102,6 +102,7 @@ def test_a_table_is_read_as_rows(tmp_path):
         ("[program.x]\nweight = 1001", "program.x.weight must be a whole number from 1 to 1000"),
         ('[default]\narena = "much"', "default.arena='much' is not a size"),
         ("[default]\nparked = 0", "omit it for no limit"),
+        ("[default]\nrate = 0.5", "default.rate must be a whole number from 1 to 1000000000"),
         ("[user.nobody-is-called-so]\nwindow = 3", "there is no user of that name here"),
         ("user = 3", "user must be tables: write [user.NAME]"),
         ("[user]\nroot = 3", "user.root must be tables"),
@@ -198,6 +199,43 @@ def test_a_program_whose_quota_is_used_up_is_told_of_the_quota(place, broker):
     assert "quota raised, which leaves it that much of the 1,048,576" in place.program(ask)
     put(place, broker, "")
     assert place.program(ask).endswith("shmgpu up --arena 16MiB")
+
+
+RATE = 5
+
+# As many calls at once as a second's, one more, and one when that is due.
+HURRIED = f"""
+import time, numpy as np, served_here, shmgpu
+shmgpu.connect()
+x = np.ones(1)
+
+def outcome(call):
+    return "answered" if call.exception() is None else type(call.exception()).__name__
+
+calls = [served_here.double.submit(x) for _ in range({RATE} + 1)]
+print(*map(outcome, calls))
+error = calls[-1].exception()
+print(error)
+began = time.monotonic()
+while True:  # the calls that are refused meanwhile cost nothing
+    try:
+        served_here.double(x)
+        break
+    except shmgpu.RateExceeded:
+        time.sleep(0.01)
+print(time.monotonic() - began < 5, shmgpu.stats()["broker"]["refused"] >= 1)
+"""
+
+
+def test_calls_beyond_a_rate_are_refused_and_those_within_it_are_not(place, broker):
+    put(place, broker, f"[default]\nrate = {RATE}\n")
+    outcomes, sentence, last = place.program(HURRIED).splitlines()
+    assert outcomes.split() == ["answered"] * RATE + ["RateExceeded"]
+    assert "the broker's quotas allow this program no more calls a second" in sentence
+    assert last == "True True"
+    put(place, broker, "")
+    outcomes, *_ = place.program(HURRIED).splitlines()
+    assert outcomes.split() == ["answered"] * (RATE + 1)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@
 #define shmi_process_table_unwatch fuzz_unwatch
 #define shmi_process_table_wanted fuzz_wanted
 #define shmi_process_table_scale fuzz_scale
+#define shmi_process_table_pause fuzz_pause
 #define shmi_process_table_retire fuzz_retire
 #define shmi_process_table_free_slot fuzz_free_slot
 #define shmi_process_table_admit_client fuzz_admit_client
@@ -64,6 +65,7 @@ int fuzz_wanted(int pool, int *most) {
   *most = MOST_HELPERS;
   return pool >= 0 && pool < POOLS ? helpers[pool] : -1;
 }
+void fuzz_pause(int pool, int on) { REQUIRE(pool >= 0 && pool < POOLS && on == (on != 0)); }
 int fuzz_scale(int pool, int count) {
   REQUIRE(pool >= 0 && pool < POOLS && count >= 1 && count <= MOST_HELPERS);
   helpers[pool] = count;
@@ -94,10 +96,8 @@ size_t fuzz_arena_bytes(void) { return 1 << 20; }
 uint32_t fuzz_generation(const shmi_dispatch_t *dispatch, int child) {
   return dispatch == NULL ? (uint32_t)child : 0;
 }
-void fuzz_limit(shmi_dispatch_t *dispatch, int child, uint32_t window, uint32_t weight,
-                uint64_t parked_bytes) {
-  REQUIRE(dispatch == NULL && child >= 0);
-  (void)window, (void)weight, (void)parked_bytes;
+void fuzz_limit(shmi_dispatch_t *dispatch, int child, const shm_quota_t *quota) {
+  REQUIRE(dispatch == NULL && child >= 0 && quota != NULL);
 }
 
 /* ---- clients ---- */

@@ -66,6 +66,10 @@ fix the function or its arguments; that helper is replaced
 started with `--trust-group`
   tests/attach/test_other_users.py::test_another_user_calls_functions_and_broadcasts_none
 
+`RateExceeded` | the broker's quotas allow this program no more calls a second | call again later, or
+less often, or have its `rate` raised
+  tests/attach/test_quotas.py::test_calls_beyond_a_rate_are_refused_and_those_within_it_are_not
+
 `QueueFull` | as many calls of the function wait as its `max_queue` says | call again later, or less
 often
   tests/broker/test_order.py::test_one_call_more_than_may_wait_is_refused
