@@ -252,7 +252,7 @@ def requests() -> dict[str, bytes]:
 
 def hellos() -> dict[str, bytes]:
     """Steps, see fuzz_hello.c: 0 comes, 1 speaks, 2 leaves, 3 a slot, 4 time, 5 both."""
-    join, ask, scale, retire = range(4)
+    join, ask, scale, retire, pause, resume = range(6)
 
     def says(who, kind=join, pool=0, helpers=0, wait=0, letter=b"p"):
         return struct.pack("<BBbbbq", 5, who, kind, pool, helpers, wait) + letter
@@ -270,10 +270,11 @@ def hellos() -> dict[str, bytes]:
         "asks": b"\0" + says(0, ask) + says(1, ask, 1) + says(2, ask, 2) + says(3, ask, -1),
         "scales": b"\0" + b"".join(says(n, scale, 1, n - 1) for n in range(6)),
         "retires": b"\0" + says(0, retire) + says(1, retire, 9),
-        "another-kind": b"\1" + says(0, 4) + says(1, -1),
+        "pauses": b"\0" + says(0, pause) + says(1, pause) + says(2, resume, 1) + says(3, pause, 9),
+        "another-kind": b"\1" + says(0, 6) + says(1, -1),
         "no-end-of-name": b"\1" + says(0, letter=b"\xff"),
         "speaks-twice": b"\0" + says(0, wait=-1) + speaks(0, 0, *bytes(12)) + slot,
-        "another-word": b"\1\0\0" + speaks(0, 1, *b"shmu", 5, *bytes(12)),
+        "another-word": b"\1\0\0" + speaks(0, 1, *b"shmu", 6, *bytes(12)),
         "another-length": b"\1\0\0"
         + speaks(0, 2, *bytes(12), 95)
         + b"\0\1"
