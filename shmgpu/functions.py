@@ -329,6 +329,12 @@ def _map(
 ) -> Iterator[Any]:
     if not iterables:
         raise ConfigError(f"{target.name}.map() needs arguments: pass an iterable")
+    for items in iterables:
+        if not hasattr(items, "__iter__"):
+            raise ConfigError(
+                f"{target.name}.map() takes an iterable for each argument, and {shortened(items)} "
+                "is none: pass a list of what the calls get"
+            )
     if in_flight is not None:
         in_flight = parse_count(in_flight, "in_flight")
     if progress is not None:

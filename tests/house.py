@@ -321,6 +321,7 @@ tensors/devices                     child
 tensors/hooks                       child
 tensors/sharing                     child
 tensors/operands                    child
+tensors/misuse                      child
 tensors/elements                    child
 tensors/base                        child
 tensors/conversion                  child

@@ -80,7 +80,7 @@ def name_of(device: Any) -> str:
 
     One device has one name: ``"cpu:0"`` is ``"cpu"``, as there is one.
     """
-    if isinstance(device, int) and not isinstance(device, bool):
+    if isinstance(device, int) and not isinstance(device, bool) and device >= 0:
         return f"cuda:{device}"
     text = str(device)
     kind, _, index = text.partition(":")

@@ -13,6 +13,8 @@ import sys
 
 import numpy as np
 
+from shmgpu.common.wording import kind_of
+
 _64_BITS = (1 << 64) - 1
 _63_BITS = (1 << 63) - 1
 
@@ -88,7 +90,14 @@ def seed_caller(seed: int) -> None:
 
 
 def seed_by_user(seed: int) -> None:
-    """Seed tensors with a program's own number, which holds in what it joins, and forks, too."""
+    """Seed tensors with a program's own number, which holds in what it joins, and forks, too.
+
+    Raises:
+        TypeError: it is not a whole number.
+    """
+    if not hasattr(seed, "__index__"):
+        raise TypeError(f"the seed must be a whole number, not {kind_of(seed)}")
+    seed = seed.__index__()
     _seed_tensors(seed, _OF_USER)
 
 

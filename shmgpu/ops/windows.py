@@ -9,6 +9,7 @@ Never accepts another layout of axes.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from shmgpu.ops import graph
@@ -25,7 +26,10 @@ Pair = tuple[int, int]
 
 def pair(value: Any, name: str, least: int) -> Pair:
     """One number for rows and columns, or one for each; ValueError below ``least``."""
-    both = (value, value) if isinstance(value, int) else tuple(value)
+    both = (value, value) if isinstance(value, int) else value
+    if not isinstance(both, Sequence):  # to be refused
+        both = ()
+    both = tuple(both)
     if len(both) != 2 or not all(isinstance(n, int) and n >= least for n in both):
         raise ValueError(f"{name}={value!r} must be a whole number or two of them, from {least}")
     return both

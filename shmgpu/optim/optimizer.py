@@ -12,12 +12,13 @@ waits for a value.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypedDict
 
 from shmgpu.codec import arrays
 from shmgpu.codec.dtypes import DType
+from shmgpu.common.wording import kind_of
 from shmgpu.ops import promotion
 from shmgpu.ops.elementwise import add_scaled, mul, neg
 from shmgpu.ops.graph import Node
@@ -77,6 +78,10 @@ class Optimizer:
         self.param_groups: list[Group] = []
         self.state: dict[Tensor, dict[str, Any]] = {}
         self._turns: dict[Tensor, int] = {}  # of each, how many steps it has made
+        if not isinstance(params, Iterable):
+            raise TypeError(
+                f"{name}: give a list of parameters, as model.parameters(), not {kind_of(params)}"
+            )
         listed = list(params)
         if not listed:
             raise ValueError(f"{name}: there are no parameters to change")
@@ -337,16 +342,24 @@ def _taken(key: str, value: Any, one: Tensor) -> Any:
     return value.to(one.dtype) if is_float(value.dtype) else value
 
 
+def _is_within(number: Any, end: float) -> bool:
+    """Whether it is a number from 0 to that, not included."""
+    try:
+        return bool(0 <= number < end)
+    except TypeError:
+        return False
+
+
 def check(name: str, **numbers: float) -> None:
     """ValueError for a setting that is not a number from 0 on."""
     for key, number in numbers.items():
-        if not 0 <= number < math.inf:
+        if not _is_within(number, math.inf):
             raise ValueError(f"{name}: {key}={number!r} must be a number, 0 or more")
 
 
 def check_betas(name: str, betas: tuple[float, float]) -> None:
     """ValueError for shares that are not from 0 to 1."""
-    if not all(0 <= beta < 1 for beta in betas):
+    if not isinstance(betas, Sequence) or not all(_is_within(beta, 1) for beta in betas):
         raise ValueError(f"{name}: betas={betas} must be at least 0 and below 1")
 
 

@@ -40,7 +40,7 @@ from shmgpu.ops import (
     windows,
 )
 from shmgpu.ops.graph import Node
-from shmgpu.tensors import autocasting, current
+from shmgpu.tensors import autocasting, current, misuse
 from shmgpu.tensors.base import Tensor
 from shmgpu.tensors.operands import as_operand, leaf_of
 from shmgpu.tensors.sharing import view
@@ -82,13 +82,17 @@ def recording(record: Callable[..., Any]) -> Callable[..., Any]:
             kwargs = {also.get(k, k): v for k, v in kwargs.items()}
             if first in kwargs:
                 args = (kwargs.pop(first),)
-        out = follow(
-            *[
-                a._node if type(a) is Tensor else a if type(a) in _PLAIN else as_argument(a)
-                for a in args
-            ],
-            **{also.get(k, k): as_argument(v) for k, v in kwargs.items()} if kwargs else kwargs,
-        )
+        try:
+            out = follow(
+                *[
+                    a._node if type(a) is Tensor else a if type(a) in _PLAIN else as_argument(a)
+                    for a in args
+                ],
+                **{also.get(k, k): as_argument(v) for k, v in kwargs.items()} if kwargs else kwargs,
+            )
+        except misuse.FAILURES as error:
+            misuse.refuse(record, args, {also.get(k, k): v for k, v in kwargs.items()}, error)
+            raise
         if type(out) is Node:
             if is_view and type(args[0]) is Tensor:
                 return view(args[0], out, always=always)

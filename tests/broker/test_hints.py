@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import shmgpu
-from shmgpu.common import wording
+from shmgpu.common import devices, wording
 
 
 @shmgpu.function(arrays="numpy")
@@ -127,6 +127,13 @@ def test_a_result_that_cannot_be_carried_is_no_exception_of_the_functions():
         assert "raised" not in str(caught.value) and "Traceback" not in str(caught.value)
     with pytest.raises(shmgpu.RemoteError, match=r"the function raised shmgpu\.errors\.BadParams"):
         raises_bad_params()
+
+
+def test_map_takes_iterables_and_devices_have_numbers_from_0():
+    with pytest.raises(shmgpu.ConfigError, match=r"gives.map\(\) takes an iterable .* 5 is none"):
+        gives.map(5)
+    with pytest.raises(shmgpu.ConfigError, match="'-1' is no device"):
+        devices.name_of(-1)
 
 
 def test_a_type_is_named_with_its_article():

@@ -195,6 +195,36 @@ def test_what_is_dropped_is_anything_from_nothing_to_all(engine, drop):
             drop(p)
 
 
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda x: gt.relu("text"), "relu: x must be a tensor, not a str"),
+        (lambda x: x.narrow(0, None, 1), "narrow: start must be a whole number, not a NoneType"),
+        (lambda x: x + None, "add: b must be a tensor or a number, not a NoneType"),
+        (lambda x: x.sum(dim={}), "sum: dim must be a whole number or a list of whole .* or None"),
+        (lambda x: gt.cat(x), "cat: tensors must be a list of tensors, not a Tensor"),
+        (lambda x: gt.sum(input=object()), "sum: x must be a tensor, not an object"),
+        (lambda x: nn.functional.elu(x, "1"), "elu: alpha must be a number, not a str"),
+        (lambda x: gt.manual_seed("one"), "the seed must be a whole number, not a str"),
+        (lambda x: optim.Adam(None), "give a list of parameters, .* not a NoneType"),
+    ],
+)
+def test_an_argument_of_another_kind_is_named_with_what_is_taken(engine, call, words):
+    with pytest.raises(TypeError, match=words):
+        call(gt.ones(2, 3))
+
+
+def test_what_an_operation_refuses_itself_is_told_in_its_own_words(engine):
+    with pytest.raises(TypeError, match=r"missing 1 required positional argument: 'dim'"):
+        gt.softmax(gt.ones(2))
+    with pytest.raises(IndexError, match="argmax") as caught:
+        gt.ones(2).argmax(5)
+    assert "must be a" not in str(caught.value)
+    for settings in ({"lr": "much"}, {"betas": 0.9}, {"betas": ("a", "b")}):
+        with pytest.raises(ValueError, match=f"Adam: {next(iter(settings))}="):
+            optim.Adam([weight()], **settings)
+
+
 def test_a_module_that_says_nothing_of_forward_says_so(engine):
     class Silent(nn.Module):
         pass
