@@ -103,6 +103,7 @@ def test_rates_are_torchs_and_go_on_from_a_state(here, name):
     assert firsts[0] == pytest.approx(firsts[1])
     found, want = walk(*ours, range(50)), walk(*theirs, range(50))
     np.testing.assert_allclose(found, want, rtol=1e-9, atol=1e-12)
+    assert getattr(ours[1], "last_epoch", None) == getattr(theirs[1], "last_epoch", None)
     # Another run takes over: its own schedule, and the states of both.
     optimizer, schedule = made(name, optim, gt.ones)
     optimizer.load_state_dict(ours[0].state_dict())
