@@ -2,7 +2,7 @@
 
 ::
 
-    pip install "shmgpu[serve,demo]"
+    pip install ".[serve,demo]"
     shmgpu serve examples/serve_digits.py --helpers 2 --workers 2 --port 8000
     curl http://127.0.0.1:8000/v2/models/classify
     python examples/serve_digits.py 7 | curl http://127.0.0.1:8000/v2/models/classify/infer -d @-

@@ -2,7 +2,7 @@
 
 ::
 
-    pip install "shmgpu[serve,embeddings]"
+    pip install ".[serve,embeddings]"
     shmgpu serve examples/serve_embeddings.py --helpers 2 --workers 4
     curl http://127.0.0.1:8000/v2/models/embed/infer -d '{"inputs": [{"name": "text",
         "datatype": "BYTES", "shape": [2], "data": ["A cat sleeps.", "The dog barks."]}]}'

@@ -491,6 +491,7 @@ cli/doctor                          parent
 cli/brokers                         parent
 cli/serve                           parent
 cli/top                             parent
+cli/completion                      parent
 cli/trace                           parent
 cli/main                            parent
 __init__                            any

@@ -343,7 +343,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{p.prog}: {error}", file=sys.stderr)
         return 2
     if importlib.util.find_spec("simpy") is None:
-        print(f'{p.prog}: simpy is not installed: pip install "shmgpu[bench]"', file=sys.stderr)
+        way = "pip install '.[bench]' in a checkout of shmgpu"
+        print(f"{p.prog}: simpy is not installed: {way}", file=sys.stderr)
         return 2
     with progress(sum(calls_of(load)) // TELL_EVERY) as step:
         outcome = predict(

@@ -21,7 +21,7 @@ def add(commands: Commands) -> None:
         description="Train a small network on handwritten digits in a helper, let child "
         "processes classify held-out ones through helpers, prove from outside that no payload "
         "passes between processes, and do the same through multiprocessing. "
-        "Needs shmgpu[demo].",
+        "Needs the extra demo.",
     )
     add = demo.add_argument
     add(

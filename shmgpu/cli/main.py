@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 
-from shmgpu.cli import brokers, demo, doctor, serve, top, trace
+from shmgpu.cli import brokers, completion, demo, doctor, serve, top, trace
 from shmgpu.errors import ShmError
 
 INTERRUPTED = 130  # as a shell counts what SIGINT ended, and what SIGPIPE did
@@ -30,6 +30,7 @@ COMMANDS = (  # as --help lists them
     brokers.add_down,
     top.add,
     trace.add,
+    completion.add,
 )
 
 
@@ -71,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for add in COMMANDS:
         add(commands)
+    parser.set_defaults(parser=parser)
     return parser
 
 

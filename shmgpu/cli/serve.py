@@ -9,6 +9,7 @@ import argparse
 import os
 
 from shmgpu.cli.arguments import Commands
+from shmgpu.common.wording import with_extra
 from shmgpu.errors import LaunchError
 from shmgpu.serve import options as flags
 
@@ -20,7 +21,7 @@ def add(commands: Commands) -> None:
         help="serve models over HTTP to clients of the Open Inference Protocol",
         description="Start workers that speak the Open Inference Protocol, version 2, and helpers "
         "that run the models; requests and answers are passed between them without a copy. "
-        "Needs shmgpu[serve].",
+        "Needs the extra serve.",
     )
     flags.add_arguments(served)
     served.set_defaults(run=_run)
@@ -31,8 +32,7 @@ def _run(options: argparse.Namespace) -> int:
         from shmgpu.serve import server
     except ImportError as error:
         raise LaunchError(
-            f"the server needs a package that is missing ({error.name}): "
-            'pip install "shmgpu[serve]"'
+            f"the server needs a package that is missing ({error.name}): {with_extra('serve')}"
         ) from error
     resolved = flags.resolve(options)
     if resolved.log_level:  # helpers and workers inherit it

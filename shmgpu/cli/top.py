@@ -19,8 +19,8 @@ def add(commands: Commands) -> None:
         "top",
         help="watch a running broker",
         description="Show your running broker live: helpers, functions, children, queues, rates, "
-        "latencies, arenas, restarts. Needs shmgpu[top], except with --once. With --web or --serve "
-        "it is a page, and metrics for Prometheus.",
+        "latencies, arenas, restarts. Needs the extra top, except with --once. With --web or "
+        "--serve it is a page, and metrics for Prometheus.",
     )
     add = live.add_argument
     add(

@@ -1,6 +1,6 @@
-"""Words of sentences: what a value is, with its article, and how many there are of a thing.
+"""Words of sentences: what a value is, how many there are of a thing, how to install what lacks.
 
-Owns both. Never says what is wrong: whoever raises does.
+Owns them. Never says what is wrong: whoever raises does.
 """
 
 from __future__ import annotations
@@ -16,6 +16,11 @@ def with_article(name: str) -> str:
 def kind_of(value: Any) -> str:
     """What a value is, by its type's name."""
     return with_article(type(value).__name__)
+
+
+def with_extra(name: str) -> str:
+    """How to have what an extra of the package brings."""
+    return f"pip install '.[{name}]' in a checkout of shmgpu"
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

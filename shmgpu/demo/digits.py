@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shmgpu.common.wording import with_extra
 from shmgpu.errors import ShmError
 
 CLASSES = 10
@@ -45,7 +46,7 @@ def load(seed: int) -> tuple[Split, Split]:
     except ImportError as error:
         raise MissingPackage(
             "the demo's handwritten digits come with scikit-learn, which is not installed here: "
-            "pip install 'shmgpu[demo]'"
+            + with_extra("demo")
         ) from error
     digits: Any = load_digits()
     images = (digits.images / 16).astype(np.float32).reshape(-1, *IMAGE_SHAPE)

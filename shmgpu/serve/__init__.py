@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from shmgpu.common.wording import with_extra
+
 if TYPE_CHECKING:
     from shmgpu.serve.models.declaration import Model, Tensor, ensemble, model
     from shmgpu.serve.models.preprocessing import PreparedInputs
@@ -38,8 +40,8 @@ if not TYPE_CHECKING:
             from shmgpu.serve.models import declaration, preprocessing
         except ModuleNotFoundError as error:
             raise ImportError(
-                f"shmgpu.serve needs a package that is missing ({error.name}): pip install "
-                '"shmgpu[serve]"'
+                f"shmgpu.serve needs a package that is missing ({error.name}): "
+                f"{with_extra('serve')}"
             ) from error
 
         return getattr(preprocessing if name == "PreparedInputs" else declaration, name)

@@ -32,6 +32,7 @@ from shmgpu.broker.role_host import RoleHost
 from shmgpu.child import runtime
 from shmgpu.common import logs
 from shmgpu.common.logs import logger
+from shmgpu.common.wording import with_extra
 from shmgpu.errors import ConfigError, LaunchError
 from shmgpu.serve import worker
 from shmgpu.serve.frontend.acceptor import BACKLOG
@@ -237,7 +238,7 @@ def _check_installed(who: str, *packages: str) -> None:
             found = None
         if found is None:
             raise LaunchError(
-                f'{who} needs a package that is missing ({package}): pip install "shmgpu[serve]"'
+                f"{who} needs a package that is missing ({package}): {with_extra('serve')}"
             )
 
 
@@ -257,7 +258,7 @@ def _check_otel() -> None:
         from shmgpu.serve.telemetry import spans
     except ImportError as error:
         raise LaunchError(
-            f'--otel needs a package that is missing ({error.name}): pip install "shmgpu[otel]"'
+            f"--otel needs a package that is missing ({error.name}): {with_extra('otel')}"
         ) from None
     spans.exporter().shutdown()
 

@@ -12,6 +12,7 @@ import sys
 import time
 from dataclasses import dataclass
 
+from shmgpu.common.wording import with_extra
 from shmgpu.errors import ConfigError, LaunchError, NotRunning
 from shmgpu.watch import monitor, tables
 
@@ -60,7 +61,7 @@ def run(options: TopOptions) -> int:
         from shmgpu.watch import screen
     except ImportError as error:
         raise LaunchError(
-            f"the screen needs textual ({error}): pip install 'shmgpu[top]', or add --once"
+            f"the screen needs textual ({error}): {with_extra('top')}, or add --once"
         ) from None
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError("the screen needs a terminal: add --once to print one sample instead")

@@ -24,6 +24,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from shmgpu.common.logs import logger
+from shmgpu.common.wording import with_extra
 from shmgpu.errors import ConfigError, LaunchError, ShmError
 from shmgpu.watch import monitor, tables
 from shmgpu.watch.follower import Follower
@@ -291,7 +292,7 @@ def _drawing(server: PageServer, query: str) -> Answer:
 
 
 def _missing(package: str) -> Answer:
-    sentence = f"This needs {package}: pip install 'shmgpu[top]'.\n"
+    sentence = f"This needs {package}: {with_extra('top')}.\n"
     return HTTPStatus.NOT_IMPLEMENTED, "text/plain", sentence.encode()
 
 

@@ -72,7 +72,7 @@ def test_a_missing_session_is_told_of_only_where_the_function_uses_it(place):
 def test_the_server_without_its_extra_says_what_to_install(place):
     code = "import sys; sys.modules['orjson'] = None; from shmgpu.serve import Model\n"
     said = complaint(place, code)
-    assert 'pip install "shmgpu[serve]"' in said, said
+    assert "pip install '.[serve]' in a checkout" in said, said
 
 
 def test_a_misspelt_variable_is_warned_of_once_whoever_starts_the_broker(place):

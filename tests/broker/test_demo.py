@@ -165,7 +165,7 @@ def test_without_scikit_learn_the_demo_ends_in_a_sentence(tmp_path, monkeypatch,
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     assert cli.main(["demo"]) == 1
     said = capsys.readouterr().err
-    assert "shmgpu[demo]" in said
+    assert "pip install '.[demo]'" in said
     assert "Traceback" not in said
 
 

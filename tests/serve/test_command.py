@@ -162,7 +162,7 @@ def test_a_missing_package_is_named_with_the_extra_that_has_it(
     before = os.environ.get("PYTHONPATH", "")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), before]))
     said = refused(MODEL, "--workers", "1", "--port", "0", *words)
-    assert f'is missing ({package}): pip install "shmgpu[{extra}]"' in said
+    assert f"is missing ({package}): pip install '.[{extra}]'" in said
     assert "Traceback" not in said
 
 

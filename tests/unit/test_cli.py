@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -190,3 +191,37 @@ def test_a_reader_that_leaves_ends_the_command_without_a_traceback(saved):
     os.close(writing)
     assert done.returncode == 141
     assert done.stderr == ""
+
+
+COMPLETE = """
+source <("$0" -m shmgpu completion bash)
+COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); _shtab_shmgpu; echo "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["t"], ["top", "trace"]),
+        (["scale", "--pa"], ["--path"]),
+        (["trace", "{file}"], ["{file}.json"]),
+    ],
+)
+def test_a_shell_completes_commands_options_and_files(tmp_path, words, found):
+    pytest.importorskip("shtab", reason="shmgpu[completion] is not installed")
+    (tmp_path / "saved.json").touch()
+    words, found = ([one.format(file=tmp_path / "saved") for one in row] for row in (words, found))
+    done = subprocess.run(
+        ["bash", "-c", COMPLETE, sys.executable, "shmgpu", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.split() == found, done.stderr
+
+
+def test_completion_without_its_extra_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert cli.main(["completion", "bash"]) == 1
+    assert "pip install '.[completion]' in a checkout of shmgpu" in capsys.readouterr().err

@@ -136,7 +136,7 @@ def test_the_screen_without_textual_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "shmgpu.watch.screen", None)
     monkeypatch.delattr("shmgpu.watch.screen", raising=False)
     assert cli.main(["top"]) == 1
-    assert "pip install 'shmgpu[top]', or add --once" in capsys.readouterr().err
+    assert "pip install '.[top]' in a checkout of shmgpu, or add --once" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

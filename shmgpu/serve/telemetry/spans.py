@@ -24,6 +24,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from shmgpu import core
 from shmgpu.common.logs import Pause, logger
+from shmgpu.common.wording import with_extra
 from shmgpu.errors import ConfigError
 from shmgpu.serve.protocol.types import ProtocolError
 from shmgpu.watch import monitor, trace
@@ -183,12 +184,12 @@ def exporter() -> SpanExporter:
             made: SpanExporter = entry.load()()
         except ImportError as error:
             raise ConfigError(
-                f'--otel needs a package that is missing ({error.name}): pip install "shmgpu[otel]"'
+                f"--otel needs a package that is missing ({error.name}): {with_extra('otel')}"
             ) from None
         return made
     raise ConfigError(
         f"--otel needs an exporter that is missing ({name}): "
-        'pip install "shmgpu[otel]", or set OTEL_TRACES_EXPORTER to another'
+        f"{with_extra('otel')}, or set OTEL_TRACES_EXPORTER to another"
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from shmgpu.common.logs import logger
+from shmgpu.common.wording import with_extra
 from shmgpu.errors import ConfigError
 from shmgpu.serve.models.adapters import sidecar, tensors
 from shmgpu.serve.models.declaration import MOST_ROWS, Model, Tensor
@@ -47,7 +48,7 @@ def load(helper: Any, path: str) -> Model:
         import onnxruntime
     except ImportError as error:
         raise ConfigError(
-            f'{path} needs onnxruntime, which is missing ({error}): pip install "shmgpu[onnx]"'
+            f"{path} needs onnxruntime, which is missing ({error}): {with_extra('onnx')}"
         ) from None
     settings = onnxruntime.SessionOptions()
     # A helper's share of the cores, as the broker set it for libraries that are loaded later.
