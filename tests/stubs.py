@@ -158,8 +158,6 @@ class Extremes(NamedTuple):
     max: Tensor
 """
 
-# What signatures say, in the stub's words: parameters, and results.
-TAKEN = {"Tensor": "Array", "complex": "Number", "(values, indices)": "Found"}
 BUILTINS = "bool complex float int str tuple type"
 # Those whose result depends on the arguments: parameters after the first one, and results.
 FORMS = {
@@ -278,8 +276,6 @@ def _method(name: str, known: set[str]) -> list[str]:
     if not inspect.isfunction(value):  # one of the casts
         return [f"def {name}(self) -> Tensor: ..."]
     if name != plain and plain in FUNCTIONS:
-        if plain in ("add", "sub", "mul", "div"):
-            return [f"def {name}(self, {OTHER}, *, alpha: Number = 1) -> Tensor: ..."]
         parameters = _parameters(FUNCTIONS[plain], "self")
         return [f"def {name}({parameters}) -> Tensor: ..."]
     return declared(name, value, is_method=True)
