@@ -14,6 +14,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, cast
 
 from shmgpu import core
@@ -113,6 +114,23 @@ def found(module: str, name: str) -> Any:
     for part in name.split("."):
         value = getattr(value, part, None)
     return value
+
+
+def session_maker_beside(body: Any) -> str:
+    """The name of a function beside a decorated one that takes a helper alone; "" for none.
+
+    ``load``, if that is one of several.
+    """
+    if not isinstance(body, FunctionType):
+        return ""
+    found = [
+        name
+        for name, one in body.__globals__.items()
+        if isinstance(one, FunctionType)
+        and one.__module__ == body.__module__
+        and one.__code__.co_varnames[: one.__code__.co_argcount] == ("helper",)
+    ]
+    return "load" if "load" in found else found[0] if found else ""
 
 
 class NamedBody:

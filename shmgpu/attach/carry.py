@@ -144,6 +144,20 @@ def session_here() -> Any:
     return None
 
 
+def warn_of_unnamed_session() -> None:
+    """Say so where a function uses the session, and the one that would make it has another name."""
+    for target in function_table.of_users():
+        name = function_table.session_maker_beside(target.body)
+        if name and "session" in target.body.__code__.co_names:
+            logger.warning(
+                "%s uses helper.session, which is None in a broker that a first call starts unless "
+                "a function called load makes it: rename %s, or start the broker with "
+                "shmgpu.ensure(session=%s)",
+                *(target.name, name, name),
+            )
+            return
+
+
 def load_of(module: Any) -> Any:
     """A module's function ``load``, where it is a user's; ``from json import load`` is none."""
     found = getattr(module, "load", None)

@@ -291,6 +291,8 @@ def start(
     if modules is None:
         if session is None:
             asked["session"] = carry.session_here()
+            if asked["session"] is None:
+                carry.warn_of_unnamed_session()
         carry.name_apart()
         _until_found(lambda unfindable: begin(carry.pack(asked, unfindable)))
     elif asked["session"] is not None:

@@ -11,10 +11,11 @@ import inspect
 import os
 import pathlib
 import traceback
-from types import FrameType, FunctionType, TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 from shmgpu.errors import BadParams
+from shmgpu.function_table import session_maker_beside
 from shmgpu.helper.mutation_check import NamedFunction
 
 OURS = str(pathlib.Path(__file__).parents[1]) + os.sep
@@ -55,7 +56,7 @@ def hint(error: BaseException, message: str, target: NamedFunction | None, sessi
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if session is None and "NoneType" in message and _uses_session(frames):
-        name = _would_make_a_session(target)
+        name = session_maker_beside(getattr(target, "body", None))
         return SESSION_NOT_NAMED.format(name=name) if name else NO_SESSION
     return "" if target is None else _about_parameters(frames, message, target, error)
 
@@ -63,21 +64,6 @@ def hint(error: BaseException, message: str, target: NamedFunction | None, sessi
 def _uses_session(frames: list[FrameType]) -> bool:
     """Whether what raised has to do with ``helper.session``, by its code or its callers'."""
     return any("session" in one.f_code.co_names for one in frames if not _is_ours(one))
-
-
-def _would_make_a_session(target: NamedFunction | None) -> str:
-    """The name of a function beside the target that takes a helper alone; "" where none does."""
-    body = getattr(target, "body", None)
-    if not isinstance(body, FunctionType):
-        return ""
-    found = [
-        name
-        for name, one in body.__globals__.items()
-        if isinstance(one, FunctionType)
-        and one.__module__ == body.__module__
-        and one.__code__.co_varnames[: one.__code__.co_argcount] == ("helper",)
-    ]
-    return "load" if "load" in found else found[0] if found else ""
 
 
 def _about_parameters(

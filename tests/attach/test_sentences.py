@@ -69,6 +69,16 @@ def test_a_missing_session_is_told_of_only_where_the_function_uses_it(place):
     assert "helper.session is None" in complaint(place, code.replace("{}.get(1)", "helper.session"))
 
 
+def test_a_session_function_under_another_name_is_told_the_name_that_it_needs(place):
+    code = FUNCTION.replace("return 2 * x", "return helper.session(x)")
+    code += "def weights(helper): return abs\nimport numpy as np\ndouble(np.ones(1))\n"
+    said = complaint(place, code)
+    assert (
+        said.count("rename weights, or start the broker with shmgpu.ensure(session=weights)") == 1
+    )
+    assert "helper.session is None" in said
+
+
 def test_the_server_without_its_extra_says_what_to_install(place):
     code = "import sys; sys.modules['orjson'] = None; from shmgpu.serve import Model\n"
     said = complaint(place, code)
