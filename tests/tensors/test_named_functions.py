@@ -522,7 +522,7 @@ def test_several_tensors_go_back_at_once(engine):
     for call, words in (
         (lambda: gt.autograd.backward([gt.ones(2)]), "nothing that a tensor depends on"),
         (lambda: gt.autograd.backward([x * 1], [gt.ones(3)]), r"\(3,\) is not the tensor's \(2,\)"),
-        (lambda: gt.autograd.backward([x * 1], []), "0 gradients are given for 1 tensors"),
+        (lambda: gt.autograd.backward([x * 1], []), "0 gradients for 1 tensor: give one for each"),
     ):
         with pytest.raises((RuntimeError, ValueError), match=words):
             call()
