@@ -500,6 +500,10 @@ int shm_port_cancel(uint64_t sequence);
  * SHM_ENEEDS_SPACE: as from shm_port_call. SHM_ETIMEOUT and SHM_EINTR: it goes on as before.
  * SHM_EBAD_FRAME: it has ended and somebody took its reply, or another thread waits for it. */
 int shm_port_await_end(uint32_t port, uint64_t sequence, uint64_t deadline_ns);
+/* Whether such a wait, with the deadline SHM_GLANCE, is likely to find it: that looks for what has
+ * come, for as long as a caller that waits for it looks before it sleeps. */
+int shm_port_is_near(uint32_t port, uint64_t sequence);
+enum { SHM_GLANCE = 1 };
 /* The same, and takes the reply. The other gives one back to where it was. */
 int shm_port_await_reply(uint32_t port, uint64_t sequence, uint64_t deadline_ns, shm_reply_t *reply);
 void shm_port_put_back(uint32_t port, const shm_reply_t *reply);

@@ -22,7 +22,7 @@ from typing import (
 from shmgpu import core
 from shmgpu.child import runtime
 from shmgpu.child.arguments import CallOptions
-from shmgpu.child.futures import CallFuture, LoopHandler, Started, readers
+from shmgpu.child.futures import CallFuture, Started, readers
 from shmgpu.child.gang_calls import GangCall
 from shmgpu.child.plans import PlanTable
 from shmgpu.child.quick import QuickFunction
@@ -33,8 +33,6 @@ from shmgpu.errors import ArenaFull, ConfigError
 from shmgpu.function_table import Batch, DeclaredFunction, seconds_or_none
 
 if TYPE_CHECKING:
-    import asyncio
-
     import torch
 
     from shmgpu.child.port import Port
@@ -80,10 +78,7 @@ class Function(DeclaredFunction, QuickFunction, Calls[P, R]):
             RemoteError: the function raised.
             CallTimeout, HelperDied, BrokerDied, ArenaFull, BadParams, BadFunction, NotRunning.
         """
-        port = runtime.port
-        if port is None or (port.rejoins and port.is_lost()):
-            port = runtime.require_port()
-        result: R = port.call(self, args, kwargs)
+        result: R = runtime.port_now().call(self, args, kwargs)
         return result
 
     def local(self, helper: Any, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -277,7 +272,7 @@ class Bound(Calls[P, R]):
 def _submit(
     target: Function[Any, Any], args: Any, kwargs: Any, settings: CallOptions | None
 ) -> CallFuture[Any]:
-    port = runtime.require_port()
+    port = runtime.port_now()
     future: CallFuture[Any] = CallFuture(port)
     future._ticket = port.submit(target, args, kwargs, settings, future, True)
     return future
@@ -290,34 +285,36 @@ def post(port: Port, call: RawCall | GangCall, keep: Any) -> CallFuture[Any]:
     return future
 
 
+_running_loop: Callable[[], Any] | None = None  # asyncio.get_running_loop, once it was asked for
+
+
+def _find_running_loop() -> Callable[[], Any]:
+    """Most programs do without asyncio, and start faster for it."""
+    global _running_loop
+    import asyncio
+
+    _running_loop = asyncio.get_running_loop
+    return _running_loop
+
+
 def _aio(
     target: Function[Any, Any], args: Any, kwargs: Any, settings: CallOptions | None
 ) -> Started[Any]:
-    import asyncio  # here, because most programs do without and start faster for it
-
-    loop = asyncio.get_running_loop()
-    port = runtime.require_port()
-    future = loop.create_future()
-    handler = LoopHandler(loop, future, port)
-    try:
-        if not port.transport.immediate:
-            readers.enter(loop, port, handler)
-        ticket = port.submit(target, args, kwargs, settings, handler, False)
-    except BaseException:
-        readers.leave(loop, handler)
-        raise
-
-    def ended(done: asyncio.Future[Any]) -> None:
-        if done.cancelled() and port.cancel(ticket):
-            handler._set(None, None)
-
-    future.add_done_callback(ended)
+    loop = (_running_loop or _find_running_loop())()
+    port = runtime.port_now()
+    started: Started[Any] = Started(loop, port)
+    ticket = started._ticket = port.submit(target, args, kwargs, settings, started, False)
+    if port.transport.immediate:
+        return started
+    readers.look_after(loop, port)
     timeout = target.timeout
     if settings is not None and settings.timeout is not None:
         timeout = settings.timeout
-    if timeout is not None and not future.done():
-        handler.timer = loop.call_later(timeout, port.expire, ticket)
-    return Started(future)
+    if timeout is not None:
+        started.expire_in(timeout)
+    elif ticket.ready is None and not ticket.sequence:
+        started.future()
+    return started
 
 
 def _map(

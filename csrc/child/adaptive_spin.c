@@ -37,13 +37,17 @@ void shmi_spin_note(shmi_spin_t *spin) {
   spin->seen = __atomic_load_n(spin->answered, __ATOMIC_RELAXED);
 }
 
-int shmi_spin(shmi_spin_t *spin) {
+int shmi_spin_pays(shmi_spin_t *spin) {
   if (spin->trust <= 0) {
     if (++spin->skipped < SPIN_RETRY) return 0;
     spin->skipped = 0;
     spin->trust = SPIN_SECOND_CHANCE;
   }
-  if (shmi_scoreboard_calls_out() * 2 > spin->cores) return 0;
+  return shmi_scoreboard_calls_out() * 2 <= spin->cores;
+}
+
+int shmi_spin(shmi_spin_t *spin) {
+  if (!shmi_spin_pays(spin)) return 0;
   uint64_t end_ns = shmi_clock_ns() + SPIN_NS;
   do {
     for (int look = 0; look < SPIN_LOOKS; look++) {

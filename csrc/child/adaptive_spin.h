@@ -25,6 +25,8 @@ typedef struct shmi_spin {
 void shmi_spin_open(shmi_spin_t *spin, const uint64_t *answered);
 /* Before a call is sent. */
 void shmi_spin_note(shmi_spin_t *spin);
+/* Whether an answer is worth to be spun for now. */
+int shmi_spin_pays(shmi_spin_t *spin);
 /* After it was sent. 1: the answer is on its way. */
 int shmi_spin(shmi_spin_t *spin);
 

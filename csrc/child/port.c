@@ -273,6 +273,14 @@ int shm_port_await_reply(uint32_t number, uint64_t sequence, uint64_t deadline_n
   return status;
 }
 
+int shm_port_is_near(uint32_t number, uint64_t sequence) {
+  if (!shmi_port.open) return 0;
+  pthread_mutex_lock(&shmi_port.lock);
+  int is_near = !is_other(number) && shmi_port.lone == sequence && shmi_spin_pays(&shmi_port.spin);
+  pthread_mutex_unlock(&shmi_port.lock);
+  return is_near;
+}
+
 int shm_port_await_end(uint32_t number, uint64_t sequence, uint64_t deadline_ns) {
   return shm_port_await_reply(number, sequence, deadline_ns, NULL);
 }

@@ -262,7 +262,7 @@ void shmi_port_lead_pass(void) {
 int shmi_port_lead_once(int64_t timeout_ns, int as_drainer) {
   shmi_frame_t frames[SHMI_PIPE_BURST];
   uint32_t epoch = shmi_port.epoch;
-  int spins = shmi_port.spins && timeout_ns != 0 && !as_drainer;
+  int spins = shmi_port.spins && !as_drainer;
   int looks_up = timeout_ns >= 0 || (!as_drainer && shmi_port.heeds);
   int reply_fd = shmi_port.reply_fd, tick_fd = shmi_port.tick_fd;
   shmi_port.leading = 1;
@@ -358,7 +358,8 @@ int shmi_port_end_wait(uint64_t sequence, uint64_t deadline_ns, shm_reply_t *rep
   if (entry->state != SHMI_ENTRY_QUEUED) return SHM_EBAD_FRAME;
   entry->state = SHMI_ENTRY_WAITED;
   entry->thread = this_thread();
-  shmi_port.spins = shmi_port.lone == sequence && shmi_port.outstanding == 1;
+  int may_wait = deadline_ns == SHM_GLANCE || until(deadline_ns) != 0;
+  shmi_port.spins = may_wait && shmi_port.lone == sequence && shmi_port.outstanding == 1;
   int status = wait_until_done(entry, deadline_ns);
   shmi_port.spins = 0;
   if (status == SHM_ENOT_RUNNING) return status;

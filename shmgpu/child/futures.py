@@ -11,10 +11,12 @@ import concurrent.futures
 import contextlib
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Coroutine, Generator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from shmgpu import core
 from shmgpu.child import quick
 from shmgpu.child.plans import Call
 from shmgpu.child.tickets import Ticket
@@ -33,6 +35,8 @@ CANCELLED_AND_NOTIFIED = concurrent.futures._base.CANCELLED_AND_NOTIFIED
 FINISHED = concurrent.futures._base.FINISHED
 PENDING = concurrent.futures._base.PENDING
 ENDED = object()
+TURNS = 8  # awaits whose answers are near; before one of so many, a loop has a turn
+LOOK_S = 0.05  # between two looks of an event loop for the ends of calls that nobody awaits
 quick.know_ends(ENDED, FINISHED)
 
 
@@ -71,6 +75,17 @@ class _Condition(_thread.RLock, threading.Condition):  # type: ignore[misc]
         if not woken and waiter in self._waiters:
             self._waiters.remove(waiter)
         return woken
+
+
+def _told_of(call: CallFuture[Any] | Started[Any]) -> str:
+    """What is known of a call; nobody waits, and no reply is read for it."""
+    error = call._exception
+    if call._state in (CANCELLED, CANCELLED_AND_NOTIFIED):
+        return "cancelled"
+    if call._state is not FINISHED and call._made is not ENDED:
+        is_sent = call._ticket is not None and call._ticket.sequence
+        return "sent, no answer seen yet" if is_sent else "waits to be sent"
+    return f"raised {type(error).__name__}" if error else f"returned {type(call._result).__name__}"
 
 
 class CallFuture(concurrent.futures.Future[R]):
@@ -156,18 +171,7 @@ class CallFuture(concurrent.futures.Future[R]):
         return self.done() and self._state in (CANCELLED, CANCELLED_AND_NOTIFIED)
 
     def __repr__(self) -> str:
-        """What is known of the call; nobody waits, and no reply is read for it."""
-        state, error = self._state, self._exception
-        if state in (CANCELLED, CANCELLED_AND_NOTIFIED):
-            told = "cancelled"
-        elif state is PENDING and self._made is not ENDED:
-            is_sent = self._ticket is not None and self._ticket.sequence
-            told = "sent, no answer seen yet" if is_sent else "waits to be sent"
-        elif error is not None:
-            told = f"raised {type(error).__name__}"
-        else:
-            told = f"returned {type(self._result).__name__}"
-        return f"<CallFuture: {told}>"
+        return f"<CallFuture: {_told_of(self)}>"
 
     def cancel(self) -> bool:
         """Give the call up; True unless it has ended."""
@@ -252,6 +256,8 @@ class LoopReaders:
         # wake a sleeping loop; and if it removed a reader, a callback that the loop is about to run
         # would be lost.
         self.at_work: set[asyncio.AbstractEventLoop] = set()
+        self.looking: set[weakref.ref[asyncio.AbstractEventLoop]] = set()
+        self.turns = 0  # of those who awaited a call whose answer was near
 
     def enter(self, loop: asyncio.AbstractEventLoop, port: Port, handler: object) -> None:
         """A call of that handler waits in it."""
@@ -266,6 +272,19 @@ class LoopReaders:
             for descriptor in descriptors:
                 loop.add_reader(descriptor, self.read, loop, port)
             self.watched[loop] = descriptors
+
+    def look_after(self, loop: asyncio.AbstractEventLoop, port: Port) -> None:
+        """Have the loop read, before long, the replies of calls that nobody awaits."""
+        if weakref.ref(loop) not in self.looking:
+            loop.call_later(LOOK_S, self.look, loop, port)
+            self.looking.add(weakref.ref(loop, self.looking.discard))
+
+    def look(self, loop: asyncio.AbstractEventLoop, port: Port) -> None:
+        """The loop's own callback: they may have come."""
+        self.looking.discard(weakref.ref(loop))
+        if port.outstanding:
+            self.read(loop, port)
+            self.look_after(loop, port)
 
     def read(self, loop: asyncio.AbstractEventLoop, port: Port) -> None:
         """The loop's own callback: replies have come."""
@@ -297,76 +316,175 @@ class LoopReaders:
 readers = LoopReaders()
 
 
-class LoopHandler:
-    """Tells a future of an event loop, from whatever thread."""
+def _fulfil(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if future.done():
+        pass
+    elif isinstance(error, CallCancelled):
+        future.cancel()
+    elif error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
 
-    __slots__ = ("future", "loop", "port", "timer")
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], port: Port
-    ) -> None:
+class _Unseen:
+    """An exception that nobody has asked for yet: where nobody ever does, the loop is told."""
+
+    __slots__ = ("error", "loop")
+
+    def __init__(self, error: BaseException, loop: asyncio.AbstractEventLoop) -> None:
+        self.error: BaseException | None = error
         self.loop = loop
-        self.future = future
-        self.port = port
-        self.timer: asyncio.TimerHandle | None = None
 
-    def ended(self, call: Call, result: Any, error: BaseException | None) -> None:
-        """As a handler of the port is told."""
-        import asyncio  # already imported by whoever runs a loop
-
-        at_once = self.port.transport.immediate or self.loop in readers.at_work
-        if at_once and asyncio._get_running_loop() is self.loop:
-            self._set(result, error)
-        else:
-            try:
-                self.loop.call_soon_threadsafe(self._set, result, error)
-            except RuntimeError:  # the loop is closed: nobody will ever ask
-                readers.forget(self.loop)
-
-    def _set(self, result: Any, error: BaseException | None) -> None:
-        """May be called again where an exception from outside broke it off."""
-        if self.timer is not None:
-            self.timer.cancel()
-        if self.future.done():
-            pass
-        elif isinstance(error, CallCancelled):
-            self.future.cancel()
-        elif error is not None:
-            self.future.set_exception(error)
-        else:
-            self.future.set_result(result)
-        if not self.port.transport.immediate:
-            # After whoever waits has gone on: with the next call, most likely, for which the loop
-            # then watches the port already. To stop and begin takes four system calls.
-            self.loop.call_soon(readers.leave, self.loop, self)
+    def __del__(self) -> None:
+        if self.error is not None and not self.loop.is_closed():
+            what = {"message": "the exception of a call was never retrieved"}
+            self.loop.call_exception_handler(what | {"exception": self.error})
 
 
 class Started(Coroutine[Any, Any, R]):
     """A call that is on its way; await it, or make a task of it.
 
-    It has the methods of its :class:`asyncio.Future` as well; cancelling it, or the task that
+    It has the methods of an :class:`asyncio.Future` as well; cancelling it, or the task that
     awaits it, gives the call up.
     """
 
-    def __init__(self, future: asyncio.Future[R]) -> None:
-        self._future = future
-        self._steps: Generator[Any, None, R] | None = None
+    # As of a CallFuture: most are awaited at once, and their answers are near. These need neither a
+    # future of the loop nor its eye on the port.
+    _state: Any = None
+    _result: Any = None
+    _exception: BaseException | None = None
+    _unseen: _Unseen | None = None
+    _made: Any = None  # the loop's future; ENDED: the end came before anybody wanted one
+    _ticket: Ticket | None = None
+    _timer: asyncio.TimerHandle | None = None
+    _steps: Generator[Any, None, R] | None = None
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, port: Port) -> None:
+        self._loop = loop
+        self._port = port
+
+    # ---- as a handler of the port ----
+
+    def ended(self, call: Call, result: Any, error: BaseException | None) -> None:
+        """As a handler of the port is told, from whatever thread."""
+        if self._made is None:
+            self._result, self._exception = result, error
+            if error is not None and self._unseen is None and not isinstance(error, CallCancelled):
+                self._unseen = _Unseen(error, self._loop)
+        if vars(self).setdefault("_made", ENDED) is ENDED:
+            if self._ticket is not None:
+                self._ticket.handler = None
+            return
+        self._has_seen()
+        import asyncio  # already imported by whoever runs a loop
+
+        at_once = self._port.transport.immediate or self._loop in readers.at_work
+        if at_once and asyncio._get_running_loop() is self._loop:
+            self._set(result, error)
+        else:
+            try:
+                self._loop.call_soon_threadsafe(self._set, result, error)
+            except RuntimeError:  # the loop is closed: nobody will ever ask
+                readers.forget(self._loop)
+
+    def _set(self, result: Any, error: BaseException | None) -> None:
+        """Tell the loop's future. May be called again where something broke it off."""
+        if self._timer is not None:
+            self._timer.cancel()
+        _fulfil(self._made, result, error)
+        if self._ticket is not None:
+            self._ticket.handler = None
+        if not self._port.transport.immediate:
+            # After whoever waits has gone on: with the next call, most likely, for which the loop
+            # then watches the port already. To stop and begin takes four system calls.
+            self._loop.call_soon(readers.leave, self._loop, self)
+
+    # ---- as whoever waits sees it ----
+
+    def future(self) -> asyncio.Future[R]:
+        """The loop's future of this call; from now on the loop watches the port for it."""
+        own = vars(self)
+        made: Any = own.get("_made")
+        if made is None:
+            made = own.setdefault("_made", self._loop.create_future())
+            if made is not ENDED:
+                made.add_done_callback(self._has_ended)
+                readers.enter(self._loop, self._port, self)
+        future: asyncio.Future[R] = self._late_future() if made is ENDED else made
+        return future
+
+    def _late_future(self) -> Any:
+        own = vars(self)
+        if "_late" not in own:
+            own["_late"] = self._loop.create_future()
+            _fulfil(own["_late"], self._result, self._exception)
+            self._has_seen()  # the future tells of it
+        return own["_late"]
+
+    def give_up(self) -> None:
+        """Nobody wants it any more."""
+        if self._ticket is not None:
+            self._port.cancel(self._ticket)
+
+    def _has_ended(self, done: asyncio.Future[R]) -> None:
+        if done.cancelled() and self._ticket is not None and self._port.cancel(self._ticket):
+            self._set(None, None)
+
+    def expire_in(self, seconds: float) -> None:
+        """Its time is over then."""
+        ticket = self._ticket
+        if ticket is not None and self._made is not ENDED:
+            self.future()
+            self._timer = self._loop.call_later(seconds, self._port.expire, ticket)
+
+    def _has_seen(self) -> None:
+        if self._unseen is not None:
+            self._unseen.error = None
+
+    def _raise(self) -> NoReturn:
+        error = self._exception
+        assert error is not None
+        self._has_seen()
+        if isinstance(error, CallCancelled):
+            import asyncio  # already imported by whoever runs a loop
+
+            raise asyncio.CancelledError
+        raise error
 
     def __await__(self) -> Generator[Any, None, R]:
-        return self._future.__await__()
-
-    def _awaiting(self) -> Generator[Any, None, R]:
-        if self._steps is None:
-            self._steps = self._future.__await__()
-        return self._steps
+        ticket = self._ticket
+        if self._made is None and ticket is not None and ticket.is_near:
+            # The answer comes sooner than the loop would be back. Now and then others of the loop
+            # must have their turn, before this thread looks for it.
+            readers.turns += 1
+            if not readers.turns % TURNS:
+                try:
+                    yield
+                except BaseException:
+                    self.give_up()
+                    raise
+            if self._made is None:
+                self._port.await_end(ticket, core.GLANCE)
+        if self._made is not ENDED:
+            return (yield from self.future())
+        if self._exception is not None:
+            self._raise()
+        result: R = self._result
+        return result
 
     def send(self, value: Any, /) -> Any:
         """As of a coroutine."""
-        return self._awaiting().send(value)
+        if self._steps is None:
+            self._steps = self.__await__()
+        return self._steps.send(value)
 
     def throw(self, *error: Any) -> Any:
         """As of a coroutine."""
-        return self._awaiting().throw(*error)
+        if self._steps is None:
+            self.give_up()
+            self._steps = self.__await__()
+        return self._steps.throw(*error)
 
     def close(self) -> None:
         """As of a coroutine."""
@@ -374,7 +492,11 @@ class Started(Coroutine[Any, Any, R]):
             self._steps.close()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._future, name)
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.future(), name)
 
     def __repr__(self) -> str:
-        return f"<shmgpu call: {self._future!r}>"
+        made = self._made
+        told = _told_of(self) if made is None or made is ENDED else repr(made)
+        return f"<shmgpu call: {told}>"

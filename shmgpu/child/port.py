@@ -32,6 +32,8 @@ the next one finds it until the step that completes it.
   does, and takes that one alone (:meth:`Port.await_end`). The reader rests meanwhile. It reads
   where nobody else would: for callbacks and waits that need a condition, for calls that wait for
   the window or have a deadline, after an exception, and, now and then, for what is left.
+- *An event loop* is told by its own callback (:class:`shmgpu.child.futures.LoopReaders`), for calls
+  whose end was not near when they were awaited.
 - *A call like an earlier one* is submitted by C (``csrc/python/quick/submit.c``): its ticket is
   noted and its message sent in one step. If its caller waits, C ends it in one step, too; else it
   ends as any other.

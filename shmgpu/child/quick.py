@@ -65,6 +65,7 @@ class QuickTicket:
         "deadline_ns",
         "error",
         "handler",
+        "is_near",
         "is_watched",
         "keep",
         "loans",
@@ -86,6 +87,7 @@ def makes(form: Any) -> bool:
 CALLS = (
     "port_repeat",
     "port_resubmit",
+    "port_is_near",
     "port_await_reply",
     "port_put_back",
     "port_is_lost",
@@ -151,10 +153,10 @@ def use(port: Any) -> None:
         native.use(port, port.arena.base if port else 0, port.arena.end if port else 0)
 
 
-def know_tickets(ticket: type, new_sequence: Any, on_loan: dict[int, Any]) -> None:
+def know_tickets(ticket: type, on_loan: dict[int, Any]) -> None:
     """What submitted calls are noted as, and which arrays they make read-only."""
     if native is not None:
-        native.know_ticket(ticket, new_sequence, on_loan)
+        native.know_ticket(ticket, on_loan)
 
 
 def know_ends(ended: object, finished: object) -> None:

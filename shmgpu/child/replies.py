@@ -115,13 +115,15 @@ class Replies(quick.QuickPort):
         """Serve the replies of a submitted call in this thread until it has ended.
 
         Returns early where that is not possible, because it waits for the window or another thread
-        waits for it, and at the time ``until_ns`` (0: never). Ends of other calls are left to those
-        who wait for them.
+        waits for it, and at the time ``until_ns`` (0: never; core.GLANCE: one look is all). Ends of
+        other calls are left to those who wait for them.
         """
-        if ticket.ready is not None and quick.native.await_end(self, ticket, until_ns):
-            if self._queue:
+        if ticket.ready is not None:
+            has_ended = quick.native.await_end(self, ticket, until_ns)
+            if has_ended and self._queue:
                 self.pump()
-            return
+            if has_ended or until_ns == core.GLANCE:
+                return
         await_end, out, number = self.transport.await_end, self._out, ticket.number
         while ticket.handler is not None and out.get(number) is ticket and ticket.sequence:
             look_ns = time.monotonic_ns() + LOOK_NS

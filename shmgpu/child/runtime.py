@@ -154,6 +154,13 @@ def require_port() -> Port:
     return require().port
 
 
+def port_now() -> Port:
+    """As :func:`require_port`, in the quickest way."""
+    if port is None or (port.rejoins and port.is_lost()):
+        return require_port()
+    return port
+
+
 def joined() -> Runtime:
     """The child's means, as :func:`require_port` has this process become one."""
     if current is None:

@@ -33,6 +33,7 @@ class Ticket(quick.QuickTicket):
         loans: arrays that are read-only until its end.
         offers: the output buffers offered to a result that did not fit, by its token.
         error: what it raises, whatever its reply will say.
+        is_near: whether its end is worth to be looked for in place, as it was sent.
         is_watched: whether somebody wants to hear of its end who does not serve replies meanwhile.
     """
 
@@ -47,6 +48,7 @@ class Ticket(quick.QuickTicket):
     loans: list[Any] | None
     offers: dict[int, tuple[int, Any, int]]
     error: BaseException | None
+    is_near: bool
     is_watched: bool
 
     def __init__(
@@ -61,6 +63,7 @@ class Ticket(quick.QuickTicket):
         self.loans = None
         self.offers = {}
         self.error = None
+        self.is_near = False
         self.is_watched = False
 
     @property
@@ -80,7 +83,7 @@ class Ticket(quick.QuickTicket):
             return_loans(self.loans, self)
 
 
-quick.know_tickets(Ticket, core.new_sequence, on_loan)
+quick.know_tickets(Ticket, on_loan)
 
 
 class Inbox(deque[Any]):

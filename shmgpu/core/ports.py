@@ -29,6 +29,7 @@ port_number: Callable[[], int] = lib.shm_port_number
 port_await: Callable[[int, int], int] = lib.shm_port_await
 port_take_end: Callable[[int], Any] = lib.shm_port_take_end  # .sequence is 0 where there is none
 port_await_end: Callable[[int, int, int], int] = lib.shm_port_await_end
+GLANCE: int = lib.SHM_GLANCE  # a deadline: what has come by now, or does so in no time
 port_take_end_of: Callable[[int, int], Any] = lib.shm_port_take_end_of
 port_take_growing: Callable[[int], Any] = lib.shm_port_take_growing
 

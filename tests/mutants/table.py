@@ -644,6 +644,29 @@ MUTANTS = [
     ),
     Mutant(
         "calls",
+        "shmgpu/child/futures.py",
+        "            if not readers.turns % TURNS:",
+        "            if False:",
+        "tests/broker/test_event_loops.py::"
+        "test_who_does_nothing_but_await_calls_lets_others_of_its_loop_go_on",
+    ),
+    Mutant(
+        "calls",
+        "shmgpu/functions.py",
+        "    readers.look_after(loop, port)\n",
+        "",
+        "tests/broker/test_event_loops.py::test_a_call_that_nobody_awaits_ends_all_the_same",
+    ),
+    Mutant(
+        "calls",
+        "shmgpu/child/futures.py",
+        "        if self._steps is None:\n            self.give_up()\n",
+        "        if self._steps is None:\n",
+        "tests/broker/test_event_loops.py::"
+        "test_cancelling_a_task_gives_its_call_up_whether_it_has_begun_to_wait",
+    ),
+    Mutant(
+        "calls",
         "shmgpu/child/replies.py",
         "            ready = self.transport.await_replies(0 if rests else LINGER_NS)",
         "            ready = 0 if rests else self.transport.await_replies(LINGER_NS)",

@@ -3,13 +3,13 @@
 
 quick_t shmi_quick;
 
-/* bind(ndarray, repeat, resubmit, await_reply, put_back, is_lost, count_bytes): NumPy's type, and where functions of the core are. */
+/* bind(ndarray, repeat, resubmit, is_near, await_reply, put_back, is_lost, count_bytes): NumPy's type, and where functions of the core are. */
 static PyObject *bind(PyObject *module, PyObject *given) {
   (void)module;
   PyObject *ndarray;
-  unsigned long long repeat, resubmit, await_reply, put_back, is_lost, count_bytes;
-  if (!PyArg_ParseTuple(given, "O!KKKKKK", &PyType_Type, &ndarray, &repeat, &resubmit, &await_reply,
-                        &put_back, &is_lost, &count_bytes)) {
+  unsigned long long repeat, resubmit, is_near, await_reply, put_back, is_lost, count_bytes;
+  if (!PyArg_ParseTuple(given, "O!KKKKKKK", &PyType_Type, &ndarray, &repeat, &resubmit, &is_near,
+                        &await_reply, &put_back, &is_lost, &count_bytes)) {
     return NULL;
   }
   PyTypeObject *before = shmi_quick.ndarray;
@@ -19,6 +19,7 @@ static PyObject *bind(PyObject *module, PyObject *given) {
       (int (*)(const shm_repeat_t *, const uint64_t *, uint64_t))(uintptr_t)repeat;
   shmi_quick.resubmit = (int (*)(const shm_repeat_t *, const uint64_t *, uint64_t, uint64_t,
                                  uint64_t *))(uintptr_t)resubmit;
+  shmi_quick.is_near = (int (*)(uint32_t, uint64_t))(uintptr_t)is_near;
   shmi_quick.await_reply =
       (int (*)(uint32_t, uint64_t, uint64_t, shm_reply_t *))(uintptr_t)await_reply;
   shmi_quick.put_back = (void (*)(uint32_t, const shm_reply_t *))(uintptr_t)put_back;

@@ -80,7 +80,7 @@ typedef struct {
   PyObject *call, *handler, *number, *sent, *deadline_ns, *keep, *loans, *offers, *error;
   PyObject *ready, *list;
   uint64_t sequence;
-  char is_watched;
+  char is_watched, is_near;
 } quick_ticket_t;
 
 /* What was found of a call's arguments. Another thread, or a callback, may take out of a list what
@@ -105,14 +105,14 @@ typedef struct {
   PyTypeObject *call, *signature, *function; /* made here */
   PyTypeObject *ndarray;               /* given once, by bind() */
   PyTypeObject *tensor;                /* torch's, by know_tensor(); or NULL */
-  PyTypeObject *ticket;                /* Python's, by know_ticket(), as the next two; or NULL */
-  PyObject *new_sequence;              /* makes room for a message's sequence */
+  PyTypeObject *ticket;                /* Python's, by know_ticket(), as the next; or NULL */
   PyObject *loans;                     /* a dict: arrays that are read-only for now */
   PyObject *ended, *finished;          /* what a future says that has ended, by know_ends() */
   quick_port_t *port;                  /* of this process as a child, by use(); or NULL */
   uint64_t base, end;                  /* of its arena */
   int (*repeat)(const shm_repeat_t *, const uint64_t *, uint64_t);
   int (*resubmit)(const shm_repeat_t *, const uint64_t *, uint64_t, uint64_t, uint64_t *);
+  int (*is_near)(uint32_t, uint64_t);
   int (*await_reply)(uint32_t, uint64_t, uint64_t, shm_reply_t *);
   void (*put_back)(uint32_t, const shm_reply_t *);
   int (*is_lost)(void);

@@ -72,7 +72,7 @@ static quick_ticket_t *new_ticket(quick_port_t *port, quick_call_t *ready, PyObj
   made->call = Py_NewRef(ready->call);
   made->handler = Py_NewRef(handler);
   made->number = PyIter_Next(port->numbers);
-  made->sent = PyObject_CallNoArgs(shmi_quick.new_sequence);
+  made->sent = Py_BuildValue("[i]", 0);
   made->deadline_ns = PyLong_FromLong(0);
   made->keep = Py_BuildValue("(OO)", args, named);
   made->loans = arrays_to_lend(args, named);
@@ -117,11 +117,10 @@ static bool post(quick_port_t *port, quick_ticket_t *ticket, const quick_found_t
     PyDict_DelItem(port->out, ticket->number);
     return false;
   }
-  PyObject *sequence = PyLong_FromUnsignedLongLong(ticket->sequence), *zero = PyLong_FromLong(0);
-  if (sequence != NULL && zero != NULL) PyObject_SetItem(ticket->sent, zero, sequence);
-  Py_XDECREF(sequence);
-  Py_XDECREF(zero);
-  PyErr_Clear();
+  ticket->is_near = (char)shmi_quick.is_near(ready->repeat->config.port, ticket->sequence);
+  PyObject *sequence = PyLong_FromUnsignedLongLong(ticket->sequence);
+  if (sequence != NULL) PyList_SetItem(ticket->sent, 0, sequence);
+  else PyErr_Clear();
   return true;
 }
 
@@ -262,16 +261,15 @@ PyObject *shmi_await_end(PyObject *module, PyObject *given) {
 
 /* ---- the type ------------------------------------------------------------------------------- */
 
-/* know_ticket(type, new_sequence, loans): of shmgpu.child.tickets; know_ends(ended, finished): what
+/* know_ticket(type, loans): of shmgpu.child.tickets; know_ends(ended, finished): what
  * a future says that has ended. */
 PyObject *shmi_know_ticket(PyObject *module, PyObject *given) {
   (void)module;
-  PyObject *type, *new_sequence, *loans;
-  if (!PyArg_ParseTuple(given, "O!OO!", &PyType_Type, &type, &new_sequence, &PyDict_Type, &loans)) {
+  PyObject *type, *loans;
+  if (!PyArg_ParseTuple(given, "O!O!", &PyType_Type, &type, &PyDict_Type, &loans)) {
     return NULL;
   }
   shmi_quick.ticket = (PyTypeObject *)Py_NewRef(type);
-  shmi_quick.new_sequence = Py_NewRef(new_sequence);
   shmi_quick.loans = Py_NewRef(loans);
   Py_RETURN_NONE;
 }
@@ -320,6 +318,7 @@ static PyMemberDef members[] = {
     {"error", T_OBJECT_EX, offsetof(quick_ticket_t, error), 0, NULL},
     {"ready", T_OBJECT, offsetof(quick_ticket_t, ready), READONLY, NULL},
     {"deadline_ns", T_OBJECT_EX, offsetof(quick_ticket_t, deadline_ns), 0, NULL},
+    {"is_near", T_BOOL, offsetof(quick_ticket_t, is_near), 0, NULL},
     {"is_watched", T_BOOL, offsetof(quick_ticket_t, is_watched), 0, NULL},
     {0},
 };
