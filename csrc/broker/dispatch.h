@@ -32,7 +32,7 @@ typedef struct shmi_dispatch_config {
   const uint8_t *helper_pool;
   const uint8_t *min_credit;
   const uint8_t *helper_absent; /* 1: the slot is empty until a helper is added; NULL: none is */
-  int by_deadline;   /* see schedule.h */
+  int by_deadline;    /* see schedule.h */
   int supervisor_fd; /* readable when the supervisor has something to do */
 } shmi_dispatch_config_t;
 

@@ -35,8 +35,8 @@ typedef struct shmi_child {
   uint32_t parked;       /* of these, calls for whose result the child is to make room */
   uint32_t window;       /* the most it may have outstanding: the largest it was ever allowed */
   uint8_t was_told_window;
-  uint64_t call_interval_ns; /* by its quota of calls a second; 0: none */
-  uint64_t call_due_ns;      /* when its next call would come at that rate */
+  uint64_t call_interval_ns; /* by its quota of calls a second; 0: it has none */
+  uint64_t call_due_ns;  /* when its next call would come at that rate */
   uint64_t parked_at;    /* mask of the helpers that may keep such results */
   uint32_t in_flight;    /* deliveries that helpers hold, for which they may write to its arena */
   uint64_t mapped_by;    /* mask of the helpers that map its arena's present memory file */

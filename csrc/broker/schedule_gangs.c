@@ -86,8 +86,8 @@ int shmi_schedule_has_gangs(const shmi_schedule_t *s) {
 }
 
 /* Look at waiting gangs in the order of their turns. If one has to wait, those behind it do not get
- * its helpers. If it waits for a member that is down or paused, which may take long, only gangs of the same
- * child wait behind it, because a child's messages to a helper stay in order. */
+ * its helpers. If it waits for a member that is down or paused, which may take long, only gangs of
+ * the same child wait behind it, because a child's messages to a helper stay in order. */
 uint32_t shmi_schedule_next_gang(shmi_schedule_t *s, uint64_t now_ns) {
   const shmi_domain_t *domain = &s->domains[shmi_gang_domain(s)];
 again:

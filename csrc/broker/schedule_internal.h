@@ -83,6 +83,7 @@ struct shmi_schedule {
   uint64_t hold_timer;                   /* the earliest due_ns of all holds; 0: none */
   uint64_t estimates[SHM_MAX_FUNCTIONS]; /* service time up to the answer */
   uint64_t deferred[SHM_MAX_FUNCTIONS];  /* and of the work after it */
+  shmi_waiting_t waiting[SHM_MAX_FUNCTIONS];
   uint32_t *queued_of; /* by child, held messages included */
   uint32_t *weights;
   uint32_t free_list, made, capacity;
@@ -91,7 +92,6 @@ struct shmi_schedule {
   uint32_t pool_up[SHM_MAX_POOLS]; /* helpers of each pool that are up */
   uint64_t kept;        /* mask of helpers that are kept for a gang */
   uint64_t owing;       /* mask of helpers that were given a gang, and nothing else since */
-  shmi_waiting_t waiting[SHM_MAX_FUNCTIONS];
   uint64_t spared;      /* mask of helpers that get nothing at all for now */
   uint64_t paused;      /* mask of helpers whose pool gets nothing at all for now */
   uint64_t expected;    /* mask of helpers that exist, or will again */
