@@ -89,7 +89,6 @@ class Port(Replies):
         arena.awaits = lambda: bool(self._out)
         self._pumper = threading.Lock()  # held by the frame that sends from the queue
         self._numbers = count(1 << 62)  # of tickets; no sequence is as large
-        self._is_quick = not transport.immediate and not quick.why_not()
         self.rejoins = False  # a call after the broker is gone joins the next broker
         self.look: Callable[[], None] | None = None  # called before each call
 
@@ -366,7 +365,7 @@ class Port(Replies):
                     self._start_reader()
                 return sent
         call = self.prepare(target, args, kwargs, options)
-        ticket = Ticket(call, handler, next(self._numbers), (args, kwargs))
+        ticket = Ticket(call, handler, next(self._numbers), (args, kwargs, target))
         try:
             if lends:
                 holds = self.arguments.holds

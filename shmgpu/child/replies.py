@@ -19,6 +19,7 @@ from shmgpu import core
 from shmgpu.child import quick
 from shmgpu.child.memory import Arena
 from shmgpu.child.plans import Call
+from shmgpu.child.prepared import keep
 from shmgpu.child.results import result_of, wrong_output
 from shmgpu.child.tickets import Inbox, Ticket
 from shmgpu.child.transport import Transport
@@ -52,6 +53,7 @@ class Replies(quick.QuickPort):
         # Calls and tickets that an exception struck, and the memory that helpers may still touch.
         self._struck: deque[tuple[Any, Any, list[Any]]] = deque()
         self._inboxes = [Inbox()]
+        self._is_quick = not transport.immediate and not quick.why_not()
         self._reader: threading.Thread | None = None
         self._deadlines = False
         self._rest = threading.Lock()  # while it is held, the reader has nothing to do
@@ -183,7 +185,7 @@ class Replies(quick.QuickPort):
             if type(inbox[0]) is tuple or self._read_end(inbox):
                 ticket, handler, result, error, is_over = inbox[0]
                 if is_over:
-                    self._end(ticket)
+                    self._end(ticket, handler is not None and error is None)
                 if handler is not None:
                     _report(handler.ended, ticket.call, result, error)
             inbox.popleft()
@@ -229,19 +231,38 @@ class Replies(quick.QuickPort):
                 raise reason
         return True
 
-    def _end(self, ticket: Ticket) -> None:
+    def _end(self, ticket: Ticket, is_good: bool) -> None:
         """Nobody writes to its memory any more."""
         if ticket.loans:
             ticket.return_loans()
-        ticket.keep = None
+        kept, ticket.keep = ticket.keep, None
         if self._out.pop(ticket.number, None) is None:
             return
         call = ticket.call
         if ticket.offers:  # another thread may be about to write its own offer into the block
             call.result = call.keep = call.out = None
             ticket.offers = {}
+        elif is_good and self._is_prepared(call, kept):
+            call.result = call.keep = None
         else:
             call.release()
+
+    def _is_prepared(self, call: Call, kept: Any) -> bool:
+        """Whether a call that was submitted stands ready from now on to be made again by C."""
+        if not self._is_quick or type(call) is not Call or kept is None:  # raw, or its keeper's
+            return False
+        if call.deadline_ns or call.priority or call.placement or call.out is not None:
+            return False
+        args, kwargs, target = kept  # as Port.submit has it
+        promised = call.signature
+        if target.signatures is None or not (promised.is_small or promised.form is None):
+            return False
+        if call.plan.value_count and callable(target.out):  # which may look at the values
+            return False
+        try:
+            return keep(target.signatures, args, kwargs, call, self.arena)
+        except ShmError:  # there is no memory for it
+            return False
 
     def _serve_growing(self) -> int:
         """Offer larger buffers to the results that asked: to how many. Runs no user's code."""

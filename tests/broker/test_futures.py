@@ -310,6 +310,19 @@ def test_a_future_that_nobody_waits_for_ends_all_the_same(broker):
     wait_until(lambda: x.flags.writeable and called)
 
 
+def test_calls_that_are_only_ever_submitted_are_made_in_c_and_stay_so(broker):
+    """Also where another thread has ended some of them, which takes what was ready for these."""
+    x, called = shmgpu.arena.zeros(4), []
+    for _ in range(2):
+        for _ in range(4):
+            assert add_one.submit(x).result(10).tolist() == [1] * 4
+        sent = add_one.submit(x)
+        assert sent._ticket.ready is not None
+        sent.add_done_callback(called.append)
+        wait_until(lambda: called)
+        called.clear()
+
+
 def test_a_result_that_several_threads_wait_for_is_each_ones(broker):
     gate, results = shmgpu.arena.zeros(1), []
     future = held.submit(gate[:], "done")
@@ -660,10 +673,11 @@ def test_f25_a_callback_that_calls_serves_those_that_fill_the_window_and_ask_for
 def test_f37_giving_up_a_call_that_has_ended_means_no_other_that_uses_its_memory(broker):
     gate, owner = shmgpu.arena.zeros(1), runtime.require_port()
     gate[0] = 1
-    ended = held.submit(gate[:])
+    asks = held.options(priority=1)  # its memory is used again at once
+    ended = asks.submit(gate[:])
     ended.result(10)
     gate[0] = 0
-    other = held.submit(gate[:])
+    other = asks.submit(gate[:])
     assert other._ticket.call is ended._ticket.call
     assert not owner.cancel(ended._ticket)
     owner.expire(ended._ticket)

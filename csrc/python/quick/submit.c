@@ -65,7 +65,8 @@ static void return_loans(quick_ticket_t *ticket) {
 /* ---- tickets -------------------------------------------------------------------------------- */
 
 static quick_ticket_t *new_ticket(quick_port_t *port, quick_call_t *ready, PyObject *list,
-                                  PyObject *handler, PyObject *args, PyObject *named) {
+                                  PyObject *handler, PyObject *args, PyObject *named,
+                                  PyObject *function) {
   allocfunc allocate = (allocfunc)PyType_GetSlot(shmi_quick.ticket, Py_tp_alloc);
   quick_ticket_t *made = (quick_ticket_t *)allocate(shmi_quick.ticket, 0);
   if (made == NULL) return NULL;
@@ -74,7 +75,7 @@ static quick_ticket_t *new_ticket(quick_port_t *port, quick_call_t *ready, PyObj
   made->number = PyIter_Next(port->numbers);
   made->sent = Py_BuildValue("[i]", 0);
   made->deadline_ns = PyLong_FromLong(0);
-  made->keep = Py_BuildValue("(OO)", args, named);
+  made->keep = Py_BuildValue("(OOO)", args, named, function);
   made->loans = arrays_to_lend(args, named);
   made->offers = PyDict_New();
   made->error = Py_NewRef(Py_None);
@@ -126,13 +127,13 @@ static bool post(quick_port_t *port, quick_ticket_t *ticket, const quick_found_t
 
 /* The ticket of such a call; NULL, perhaps with an exception: it is to be submitted through Python.
  */
-static quick_ticket_t *send(quick_port_t *port, PyObject *list, PyObject *args, PyObject *named,
-                            PyObject *handler, quick_found_t *found) {
+static quick_ticket_t *send(quick_port_t *port, PyObject *list, PyObject *function, PyObject *args,
+                            PyObject *named, PyObject *handler, quick_found_t *found) {
   quick_call_t *ready = shmi_take(list);
   if (ready == NULL) return NULL;
   quick_ticket_t *ticket = NULL;
   if (shmi_fill(ready, found) && complete(ready, found)) {
-    ticket = new_ticket(port, ready, list, handler, args, named);
+    ticket = new_ticket(port, ready, list, handler, args, named, function);
   }
   if (ticket != NULL && !post(port, ticket, found)) {
     return_loans(ticket);
@@ -167,7 +168,7 @@ PyObject *shmi_submit(PyObject *module, PyObject *given) {
   quick_signature_t *signature = shmi_signature_of(signatures, args, named, &found);
   if (signature != NULL) {
     PyObject *list = Py_NewRef(signature->ready);
-    ticket = send(port, list, args, named, handler, &found);
+    ticket = send(port, list, function, args, named, handler, &found);
     shmi_let_go(&found);
     Py_DECREF(list);
     Py_DECREF((PyObject *)signature);
