@@ -12,6 +12,7 @@ import functools
 import importlib
 import inspect
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FunctionType
@@ -26,7 +27,7 @@ _parse_max_queue = whole(1, core.MAX_CHILDREN * core.MAX_WINDOW)
 _parse_when_full = one_of("refuse", "drop_oldest")
 
 by_row: dict[int, DeclaredFunction] = {}
-_late: list[DeclaredFunction] = []  # decorated while a broker ran
+_late: list[weakref.ref[DeclaredFunction]] = []  # decorated while a broker ran
 _resolver: Callable[[DeclaredFunction], int] | None = None  # in a process that joined one
 _advice: Callable[[DeclaredFunction], str] | None = None  # on how to come by one that has it
 _obstacle: Callable[[DeclaredFunction], str] | None = None  # why that one could not get it
@@ -43,7 +44,7 @@ def of_users() -> list[DeclaredFunction]:
 
 def register_late() -> None:
     """Before a broker starts: enter the functions that were decorated while the last one ran."""
-    waiting = _late[:]
+    waiting = [target for one in _late if (target := one()) is not None]
     _late.clear()
     for target in waiting:
         target._register()
@@ -257,7 +258,9 @@ class DeclaredFunction:
             drops_oldest=self.drops_oldest,
         )
         if status == core.ESEALED:
-            _late.append(self)  # calls say so, with what to do; the next broker will know it
+            _late.append(
+                weakref.ref(self)
+            )  # calls say so, with what to do; the next broker will know it
         elif status < 0:
             core.fail(status, self.name)
         else:

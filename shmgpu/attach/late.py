@@ -9,8 +9,10 @@ code that it was started with.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 from shmgpu.attach import carry
@@ -38,16 +40,71 @@ RUN: dict[tuple[str, bool], Function[..., Any]] = {
 SEALED = ("batch", "hang_after", "idempotent", "max_queue")
 
 
+MOST_ALIKE = 8  # functions of one name that are carried at a time
+# Never given twice in a process: what a helper was given under one it keeps, whatever became of
+# the broadcast here.
+_numbers = itertools.count(1)
+
+
+@dataclass(eq=False)
+class Late:
+    """A function that is carried.
+
+    Attributes:
+        key: by which helpers know it.
+        body: pickled.
+        stand_in: what is called in its place.
+        is_there: whether every helper has had it.
+    """
+
+    key: str
+    body: bytes
+    stand_in: Function[..., Any]
+    is_there: bool = False
+
+
+class LateFunctions:
+    """Those of one pool, each as long as the program has it.
+
+    A helper that comes later runs the pool's last broadcast, so that must have them all. Threads,
+    and signal handlers, may send at once, each what it knew of; whoever finds more when its own has
+    returned sends once more. A broadcast that was given up may be the last, or not have been sent:
+    then there is a doubt, and the next call sends again.
+
+    Attributes:
+        doubts: broadcasts that were given up.
+        settled: how many of them one that had all was sent after.
+    """
+
+    def __init__(self) -> None:
+        self.live: weakref.WeakKeyDictionary[Any, Late] = weakref.WeakKeyDictionary()
+        self.doubts = self.settled = 0
+
+    def add(self, target: DeclaredFunction) -> Late:
+        """Carry one more; of many that were defined under one name the oldest goes.
+
+        A cell that is run again defines its function anew, and something may hold the old one. If
+        that is called after all, it is carried once more.
+        """
+        name = (target.__module__, target.__qualname__)
+        alike = [one for one in self.live if (one.__module__, one.__qualname__) == name]
+        for oldest in alike[: 1 - MOST_ALIKE]:
+            del self.live[oldest]
+        made = self.live[target] = _made(target)
+        return made
+
+    def bodies(self) -> dict[str, bytes]:
+        """Of all that are alive, by key."""
+        return {one.key: one.body for one in self.live.values()}
+
+
 class LatePort(Port):
     """The port of a program that has a broker to itself."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self._carried: dict[str, bytes] = {}
-        self._stand_ins: weakref.WeakKeyDictionary[Any, tuple[Function[..., Any], str]] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._carrying = threading.Lock()
+        self._late: dict[str | None, LateFunctions] = {}  # by pool
+        self._changing = threading.RLock()  # of these; never held while a broadcast is awaited
 
     def call(
         self,
@@ -97,40 +154,54 @@ class LatePort(Port):
         """What is called for a function without a row, and with which arguments."""
         if not isinstance(target, DeclaredFunction) or target.is_own:
             return target, args
-        with self._carrying:
-            found = self._stand_ins.get(target)
+        with self._changing:
+            own = self._late.setdefault(target.pool, LateFunctions())
+            found = own.live.get(target)
             if found is None:
-                found = self._stand_ins[target] = self._carry(target)
-        stand_in, key = found
-        return stand_in, (key, *args)
+                found = own.add(target)
+        if not found.is_there or own.settled != own.doubts:
+            self._carry(own, target, found)
+        return found.stand_in, (found.key, *args)
 
-    def _carry(self, target: DeclaredFunction) -> tuple[Function[..., Any], str]:
-        if target.pickle:
-            raise BadFunction(
-                f"{target.name} has pickle=True and was defined after the broker had started, "
-                "whose helpers unpickle nothing: move its definition above init()"
-            )
-        key = f"{target.name}#{len(self._carried) + 1}"
-        self._carried[key] = carry.body_of(target)
+    def _carry(self, own: LateFunctions, target: DeclaredFunction, found: Late) -> None:
+        sent: dict[str, bytes] = {}
         try:
-            # All of them, because the last broadcast is what a helper that comes later runs.
-            super().broadcast(_like(ADOPT, target), (dict(self._carried),), {})
+            while True:
+                with self._changing:
+                    wanted, doubts = own.bodies(), own.doubts
+                    if found.key in sent and wanted.keys() <= sent.keys():
+                        break
+                super().broadcast(_like(ADOPT, target), (wanted,), {})
+                own.settled, sent = doubts, wanted
         except BaseException:
-            del self._carried[key]
+            with self._changing:
+                own.doubts += 1
+                if not found.is_there and own.live.get(target) is found:
+                    del own.live[target]  # too large, say: it must not keep others from going
             raise
-        lost = [name for name in SEALED if target.declared.get(name)]
-        if lost:
-            logger.warning(
-                "%s was defined after the broker had started: its calls run one by one, without "
-                "%s; above init() it would have that",
-                target.name,
-                " and ".join(lost),
-            )
-        made = _like(RUN[target.arrays_kind, target.mutates], target)
-        made.name, made.timeout, made.out = target.name, target.timeout, target.out
-        if callable(target.out):
-            made.out = lambda key, *args, **kwargs: target.out(*args, **kwargs)
-        return made, key
+        found.is_there = True
+
+
+def _made(target: DeclaredFunction) -> Late:
+    if target.pickle:
+        raise BadFunction(
+            f"{target.name} has pickle=True and was defined after the broker had started, "
+            "whose helpers unpickle nothing: move its definition above init()"
+        )
+    body = carry.body_of(target)
+    lost = [name for name in SEALED if target.declared.get(name)]
+    if lost:
+        logger.warning(
+            "%s was defined after the broker had started: its calls run one by one, without "
+            "%s; above init() it would have that",
+            target.name,
+            " and ".join(lost),
+        )
+    made = _like(RUN[target.arrays_kind, target.mutates], target)
+    made.name, made.timeout, made.out = target.name, target.timeout, target.out
+    if callable(out := target.out):
+        made.out = lambda key, *args, **kwargs: out(*args, **kwargs)
+    return Late(f"{target.name}#{next(_numbers)}", body, made)
 
 
 def _like(own: Function[..., Any], target: DeclaredFunction) -> Function[..., Any]:

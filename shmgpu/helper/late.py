@@ -11,11 +11,16 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+from shmgpu.errors import BadFunction
 from shmgpu.helper.decoded import Helper
 
 Body = Callable[..., Any]
 
+KEPT = 16  # broadcasts after the last that had a function: calls of it may still wait
+
 bodies: dict[str, Body] | None = None  # None: this helper takes none
+_last: dict[str, int] = {}  # by key: the last broadcast that had it
+_broadcasts = 0
 
 
 def take() -> None:
@@ -25,13 +30,18 @@ def take() -> None:
 
 
 def adopt(helper: Helper, carried: dict[str, bytes]) -> None:
-    """Keep functions, pickled, by their keys.
+    """Keep functions, pickled, by their keys, and forget those that are long gone.
 
     Raises:
         PermissionError: this broker's helpers take none.
     """
+    global _broadcasts
     if bodies is None:
         raise PermissionError("helpers of a broker that programs share take no functions")
+    _broadcasts += 1
+    _last.update(dict.fromkeys(carried, _broadcasts))
+    for key in [one for one, last in _last.items() if last < _broadcasts - KEPT]:
+        del bodies[key], _last[key]
     for key, pickled in carried.items():
         if key not in bodies:
             try:
@@ -48,7 +58,11 @@ def _failing(error: Exception) -> Body:
 
 
 def _run(helper: Helper, key: str, args: Any, kwargs: Any) -> Any:
-    return (bodies or {})[key](helper, *args, **kwargs)
+    body = (bodies or {}).get(key)
+    if body is None:
+        name = key.partition("#")[0]
+        raise BadFunction(f"{name} was forgotten by its program while this call waited")
+    return body(helper, *args, **kwargs)
 
 
 # What a helper must know of a function before it calls it, its row says: each kind has one.

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import os
+import signal
 import threading
 
 import numpy as np
 import pytest
+from crash.programs import until
 
 import shmgpu
+from shmgpu.attach.late import MOST_ALIKE
+from shmgpu.child.port import Port
+from shmgpu.helper import late
 
 FACTOR = 3
 
@@ -98,3 +105,60 @@ def test_one_that_cannot_be_carried_is_told_why():
         pickled()
     with pytest.raises(shmgpu.BadFunction, match="cannot be broadcast: move its definition above"):
         locked.broadcast()
+
+
+def named_alike(value):
+    @shmgpu.function(arrays="numpy")
+    def same(helper):
+        return value
+
+    return same
+
+
+def test_a_first_call_that_is_interrupted_leaves_nothing_to_the_next(monkeypatch):
+    send = Port.broadcast
+
+    def sent_and_interrupted(*given):
+        send(*given)
+        raise KeyboardInterrupt
+
+    first, second = named_alike(1), named_alike(2)
+    with monkeypatch.context() as patched:
+        patched.setattr(Port, "broadcast", sent_and_interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            first()
+    assert (second(), first()) == (2, 1)
+
+
+@pytest.mark.leaks_ok("a helper is replaced in the broker that all these tests share")
+def test_a_first_call_within_another_reaches_helpers_that_come_later_too(monkeypatch):
+    """As a signal handler's may be, or another thread's: neither waits for the other."""
+    send, inner, outer = Port.broadcast, named_alike("inner"), named_alike("outer")
+    said = []
+
+    def interrupted(*given):
+        if not said:
+            said.append("begun")
+            said.append(inner())
+        return send(*given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Port, "broadcast", interrupted)
+        assert outer() == "outer" and said == ["begun", "inner"]
+    helper = shmgpu.stats()["helpers"][0]
+    os.kill(helper["pid"], signal.SIGKILL)
+    until(lambda: shmgpu.stats()["helpers"][0]["pid"] not in (0, helper["pid"]), "another is there")
+    assert (outer(), inner()) == ("outer", "inner")
+
+
+def test_one_that_the_program_has_no_more_is_sent_no_more():
+    for number in range(2 * late.KEPT):
+        assert named_alike(np.full(50_000, number))()[0] == number
+        gc.collect()
+    assert shmgpu.stats()["broker"]["kept_bytes"] < (MOST_ALIKE + 1) * 50_000 * 8
+
+
+def test_many_of_one_name_are_each_called_as_what_they_are():
+    many = [named_alike(number) for number in range(2 * MOST_ALIKE)]
+    assert [one() for one in many] == list(range(2 * MOST_ALIKE))
+    assert [one() for one in many] == list(range(2 * MOST_ALIKE))
