@@ -218,7 +218,7 @@ class Replies(quick.QuickPort):
             inbox[0] = ticket, handler, self._result_of(call, status, value), None, True
         except ShmError as reason:
             call.blame(reason)
-            inbox[0] = ticket, handler, None, reason, True
+            inbox[0] = ticket, handler, None, _alone(reason), True
         except BaseException as reason:
             # The result's own, or from outside, where signals are handled: read once more and see.
             try:
@@ -226,7 +226,7 @@ class Replies(quick.QuickPort):
             except BaseException as again:
                 if _is_from_outside(again):
                     raise  # twice: the next thread reads it
-                inbox[0] = ticket, handler, None, again, True
+                inbox[0] = ticket, handler, None, _alone(again), True
             else:
                 raise reason
         return True
@@ -440,6 +440,15 @@ def _report(tell: Callable[..., None], *what: Any) -> None:
         if _is_from_outside(error):
             raise  # the next thread reports it again
         logger.exception("a reply was lost: its handler raised")
+
+
+def _alone(error: BaseException) -> BaseException:
+    """An error without the frames of whoever happened to read the reply, or what was handled there.
+
+    They would keep alive what that thread was about, which may well wait for this very call.
+    """
+    error.__context__ = error.__cause__
+    return error.with_traceback(None)
 
 
 def _is_from_outside(error: BaseException) -> bool:

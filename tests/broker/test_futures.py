@@ -684,3 +684,23 @@ def test_f37_giving_up_a_call_that_has_ended_means_no_other_that_uses_its_memory
     assert not ended.cancel()
     gate[0] = 1
     assert other.result(10) is None
+
+
+def test_an_error_keeps_nothing_alive_of_who_read_it(broker):
+    class Kept:
+        future: object
+
+    def ask():
+        kept = Kept()
+        try:
+            raise KeyError("that is handled meanwhile")
+        except KeyError:
+            kept.future = fails.submit(1)
+            assert isinstance(kept.future.exception(10), shmgpu.RemoteError)
+        return weakref.ref(kept)
+
+    gc.disable()
+    try:
+        assert ask()() is None
+    finally:
+        gc.enable()
