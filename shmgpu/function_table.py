@@ -258,9 +258,8 @@ class DeclaredFunction:
             drops_oldest=self.drops_oldest,
         )
         if status == core.ESEALED:
-            _late.append(
-                weakref.ref(self)
-            )  # calls say so, with what to do; the next broker will know it
+            # Calls say so, with what to do; the next broker will know it.
+            _late.append(weakref.ref(self, _late.remove))
         elif status < 0:
             core.fail(status, self.name)
         else:

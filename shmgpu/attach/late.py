@@ -38,8 +38,6 @@ RUN: dict[tuple[str, bool], Function[..., Any]] = {
 }
 # What is said of a function in the sealed table, and so of none that is carried.
 SEALED = ("batch", "hang_after", "idempotent", "max_queue")
-
-
 MOST_ALIKE = 8  # functions of one name that are carried at a time
 # Never given twice in a process: what a helper was given under one it keeps, whatever became of
 # the broadcast here.
@@ -168,6 +166,7 @@ class LatePort(Port):
         try:
             while True:
                 with self._changing:
+                    own.live[target] = found  # others of its name may have pushed it out meanwhile
                     wanted, doubts = own.bodies(), own.doubts
                     if found.key in sent and wanted.keys() <= sent.keys():
                         break

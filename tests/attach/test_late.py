@@ -151,6 +151,21 @@ def test_a_first_call_within_another_reaches_helpers_that_come_later_too(monkeyp
     assert (outer(), inner()) == ("outer", "inner")
 
 
+def test_one_that_others_of_its_name_push_out_while_it_is_sent_is_sent_all_the_same(monkeypatch):
+    send, outer, said = Port.broadcast, named_alike("outer"), []
+    many = [named_alike(number) for number in range(MOST_ALIKE)]
+
+    def others_first(*given):
+        if not said:
+            said.append("begun")
+            said.extend(one() for one in many)
+        return send(*given)
+
+    monkeypatch.setattr(Port, "broadcast", others_first)
+    assert outer() == "outer"
+    assert said == ["begun", *range(MOST_ALIKE)]
+
+
 def test_one_that_the_program_has_no_more_is_sent_no_more():
     for number in range(2 * late.KEPT):
         assert named_alike(np.full(50_000, number))()[0] == number

@@ -3,7 +3,8 @@
 
 quick_t shmi_quick;
 
-/* bind(ndarray, repeat, resubmit, is_near, await_reply, put_back, is_lost, count_bytes): NumPy's type, and where functions of the core are. */
+/* bind(ndarray, repeat, resubmit, is_near, await_reply, put_back, is_lost, count_bytes): NumPy's
+ * type, and where functions of the core are. */
 static PyObject *bind(PyObject *module, PyObject *given) {
   (void)module;
   PyObject *ndarray;
