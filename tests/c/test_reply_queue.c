@@ -47,12 +47,15 @@ TEST(the_first_that_belongs_to_one_of_the_calls_is_taken_out_and_no_other) {
   push(10); /* 61 to 70, around the end */
   /* None of them is there: those were popped, and behind the end lies what was there before. */
   const uint64_t wanted[] = {68, 66, 99}, none[] = {60, 71, 7}, beside[] = {99, 66};
-  CHECK_EQ(shmi_replies_take(&queue, none, 3), -1);
-  CHECK_EQ(shmi_replies_take(&queue, beside, 1), -1);
+  shm_reply_t taken = {0};
+  CHECK_EQ(shmi_replies_take(&queue, none, 3, &taken), -1);
+  CHECK_EQ(shmi_replies_take(&queue, beside, 1, &taken), -1);
+  CHECK_EQ(taken.sequence, 0);
   CHECK_EQ(queue.count, 10);
-  CHECK_EQ(shmi_replies_take(&queue, wanted, 3), 1);
-  CHECK_EQ(shmi_replies_take(&queue, wanted, 3), 0);
-  CHECK_EQ(shmi_replies_take(&queue, wanted, 3), -1);
+  CHECK_EQ(shmi_replies_take(&queue, wanted, 3, &taken), 1);
+  CHECK_EQ(taken.sequence, 66);
+  CHECK_EQ(shmi_replies_take(&queue, wanted, 3, NULL), 0);
+  CHECK_EQ(shmi_replies_take(&queue, wanted, 3, NULL), -1);
   CHECK_EQ(queue.count, 8);
   for (uint64_t number = 61; number <= 70; number++) {
     if (number != 66 && number != 68) pop_one(number);
