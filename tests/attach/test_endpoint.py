@@ -330,3 +330,18 @@ def test_who_was_let_in_late_is_connected_in_truth(tmp_path):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def test_who_waits_for_another_start_sleeps_between_its_looks(tmp_path, monkeypatch):
+    path, slept = tmp_path / "broker.sock", []
+    with contextlib.ExitStack() as held:
+        held.enter_context(endpoint.locked(path))
+
+        def sleep(seconds):
+            slept.append(seconds)
+            if len(slept) == 3:
+                held.close()
+
+        monkeypatch.setattr(endpoint.time, "sleep", sleep)
+        with endpoint.locked(path, limit=5.0):
+            assert slept == [endpoint.LOOK_AGAIN_S] * 3

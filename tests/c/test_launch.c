@@ -775,6 +775,13 @@ static int session_fails(int helper, uint32_t generation) {
   CHECK_EQ(shm_helper_take(&work, 1, -1), SHM_ESTOPPED);
   return 0;
 }
+static void note_failures(const shm_event_t *event) {
+  if (event->kind != SHM_EVENT_HELPER_FAILED) return;
+  CHECK_EQ(event->index, 1);
+  CHECK_EQ(event->is_final, 1);
+  CHECK_EQ(event->deaths, 0);
+  notes[71]++;
+}
 static int session_dies(int helper, uint32_t generation) {
   if (helper == 1) return 9;
   return session_fails(0, generation);
@@ -783,9 +790,12 @@ static int session_dies(int helper, uint32_t generation) {
 TEST(a_session_that_cannot_be_made_fails_the_launch) {
   broker_open(2, 2);
   host.run_helper = session_fails;
+  host.on_event = note_failures;
   CHECK_EQ(launch(never_runs), SHM_ESESSION);
   CHECK(strstr(shm_error_detail(), "helper 1") != NULL);
+  CHECK_EQ(notes[71], 1);
   expect_nothing_left();
+  host.on_event = NULL;
   host.run_helper = session_dies;
   CHECK_EQ(launch(never_runs), SHM_ESESSION);
   CHECK(strstr(shm_error_detail(), "helper 1") != NULL);

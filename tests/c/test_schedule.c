@@ -473,6 +473,16 @@ TEST(a_batch_counts_rows) {
   close_schedule();
 }
 
+TEST(a_full_batch_takes_nothing_more_not_even_what_has_no_rows) {
+  functions[1].batch_max_rows = 4;
+  open_schedule(4, 1, 1);
+  uint32_t full[] = {put_batched(0, 1, 7, 3), put_batched(1, 1, 7, 1)};
+  uint32_t rest[] = {put_batched(2, 1, 7, 0), put_batched(3, 1, 7, 0)};
+  expect_batch(full, 2);
+  expect_batch(rest, 2);
+  close_schedule();
+}
+
 TEST(an_oversized_message_goes_alone) {
   functions[1].batch_max_rows = 4;
   open_schedule(3, 1, 1);

@@ -242,3 +242,15 @@ def test_axes_of_a_mesh_are_chosen_one_after_the_other():
     lowered, _ = check(case, mesh, [lies(mesh, "0 R"), lies(mesh, "R 1")], exact=True)
     assert [one.axes for one in lowered.collectives] == [(0,)]
     assert lowered.kept == (lies(mesh, "R 0"),)
+
+
+@pytest.mark.parametrize(("cut", "gathered"), [("0", "1"), ("1", "0"), ("0", "0"), ("R", "1")])
+def test_along_a_later_axis_of_the_mesh_a_piece_moves_and_not_the_whole(cut, gathered):
+    mesh = mesh_of(2, 3)
+    x = resident(12, 6)
+    y = asked(x, lies(mesh, f"{cut} R"))
+    case = recorded(kept=[y])
+    _, along = choose(case.program, mesh, [lies(mesh, f"{cut} {gathered}")], {})
+    piece = 12 * 6 * 4 / (1 if cut == "R" else 2)
+    cost = choice.MEETING_BYTES + piece * 2 / 3
+    assert along.tables[case.slot(y)] == {0: pytest.approx(cost, abs=choice.SHARE * 2)}

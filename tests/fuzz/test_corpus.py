@@ -6,9 +6,14 @@ import importlib
 import pathlib
 import subprocess
 import tracemalloc
+import types
 
+import numpy as np
 import pytest
 from c_programs import build
+from fuzz import make_corpus
+
+from shmgpu import core
 
 HERE = pathlib.Path(__file__).parent
 IN_C = sorted(path.stem.removeprefix("fuzz_") for path in HERE.glob("fuzz_*.c"))
@@ -94,3 +99,28 @@ def test_a_corpus_is_what_its_script_writes_and_small(target):
     made = make_corpus.TARGETS[target]()
     assert {seed.name: seed.read_bytes() for seed in seeds(target)} == made
     assert sum(len(data) for data in made.values()) < 8192
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_f16_a_block_that_was_served_is_read_anew_for_another_function_or_child(batched):
+    blocks = importlib.import_module("fuzz.fuzz_blocks")
+    target = blocks.Target()
+    executor, seen = target.executor, []
+    executor.reader.refusals = 1 << 40
+    for function, mutates in ((1, False), (2, True)):
+        made = types.SimpleNamespace(**vars(executor.functions[blocks.ROW]))
+        made.mutates, made.body = mutates, lambda helper, x: seen.append(x.flags.writeable) or x
+        executor.functions[function] = made
+    data = make_corpus.block((np.arange(4.0),))
+    target.pages[blocks.BLOCK : blocks.BLOCK + len(data)] = data
+
+    def status_of(function, slot):
+        work = (function, blocks.ORIGIN + blocks.BLOCK, len(data), slot, 1, 1)
+        if batched:
+            return executor.serve_batch([work])[0][0]
+        return executor.serve(function, executor.read(*work[1:3]), slot, 1, 1)[0]
+
+    found = [status_of(*one) for one in ((1, 0), (2, 0), (1, 0), (1, 1), (1, 0), (3, 0))]
+    good, bad = core.OK, core.EBAD_PARAMS
+    assert found == [good, good, good, bad, good, core.EBAD_FUNCTION]
+    assert seen == [False, True, False, False]

@@ -332,3 +332,14 @@ def test_another_thread_and_a_crowded_arena_make_the_same():
         for one in threads:
             one.join()
         assert found == [True] * 16
+
+
+def test_values_that_are_kept_go_to_ordinary_memory_once_half_the_arena_is_full():
+    array = whole(512, 300)  # 600 KiB
+    with broker_of(2, arena="4MiB") as broker:
+        for placement in (Replicate(), Shard(0)):
+            x = distribute_tensor(array, broker.mesh(2), [placement])
+            kept = [(x + turn).numpy() for turn in range(9)]
+            for turn, one in enumerate(kept):
+                np.testing.assert_array_equal(one, array + turn)
+            del kept, one

@@ -256,4 +256,31 @@ UNSEEN: list[Unseen] = [
         'if close - start < LONG_BYTES or text.find(b"[", start, close) >= 1:',
         "What is looked for stands behind the name of its array, never first in the text.",
     ),
+    Unseen(
+        "csrc/broker/schedule.c",
+        "r->function = NULL;",
+        ";",
+        "What is admitted without a function, such as room for a result, is told by its kind: "
+        "nobody reads the function of one.",
+    ),
+    Unseen(
+        "csrc/broker/listener.c",
+        "for (int accepted = 0; accepted < ACCEPTS; accepted++) { "
+        "/* the poll set reports the rest again */",
+        "for (int accepted = 0; accepted <= ACCEPTS; accepted++) { "
+        "/* the poll set reports the rest again */",
+        "The bound is round: whether one more is accepted in a turn is nobody's matter.",
+    ),
+    Unseen(
+        "shmgpu/serve/scheduling/lifecycle.py",
+        'state["next_source"] += 1',
+        'state["next_source"] += 2',
+        "A number that is left out: each is given once, and nobody counts them.",
+    ),
+    Unseen(
+        "shmgpu/helper/result_writer.py",
+        "if call.declared and may_overlap:",
+        "if (call.declared or may_overlap):",
+        "Results are then written as unforeseen ones are: the same comes out, more slowly.",
+    ),
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import types
 
 import numpy as np
 import pytest
@@ -16,8 +17,10 @@ from tensors.stand_in import StandInDriver  # noqa: E402
 
 from shmgpu.errors import ConfigError  # noqa: E402
 from shmgpu.serve import Tensor, model  # noqa: E402
-from shmgpu.serve.models import cuda_graphs  # noqa: E402
+from shmgpu.serve.models import cuda_graphs, runner  # noqa: E402
 from shmgpu.serve.models.cuda_graphs import CapturedGraphs  # noqa: E402
+from shmgpu.serve.models.sequences import Sequences  # noqa: E402
+from shmgpu.serve.state.repository import MODELS_OF_A_SOURCE  # noqa: E402
 
 
 def captured(body, *samples, most_rows=8, driver=None):
@@ -148,6 +151,21 @@ def test_graphs_are_let_go_of_when_the_device_is_through():
     made.close()
     assert driver.events[-1] == "finish"
     assert made.run((numbers(2, 3),))[1] == cuda_graphs.UNSEEN_SHAPE
+
+
+def test_a_source_that_is_unloaded_lets_go_of_its_graphs_and_of_no_others():
+    drivers = [StandInDriver() for _ in range(3)]
+    store = runner.ModelStore.__new__(runner.ModelStore)
+    store.sequences, store.memory = Sequences(1, 1.0), np.ones((3, 1))
+    numbers_of = (5 * MODELS_OF_A_SOURCE, 5 * MODELS_OF_A_SOURCE + 1, 6 * MODELS_OF_A_SOURCE)
+    store.loaded = {
+        number: types.SimpleNamespace(index=index, graphs=captured(abs, driver=drivers[index]))
+        for index, number in enumerate(numbers_of)
+    }
+    store.unload(5)
+    assert [driver.events for driver in drivers] == [["finish"], ["finish"], []]
+    assert list(store.loaded) == [6 * MODELS_OF_A_SOURCE]
+    assert store.memory.ravel().tolist() == [0.0, 0.0, 1.0]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ pytest.importorskip("grpc", reason="grpcio is not installed")
 
 import grpc
 
-from shmgpu.serve.frontend import grpc_admission
+from shmgpu.serve.frontend import grpc_admission, grpc_inference
 from shmgpu.serve.frontend.grpc_admission import MessageMemory
 from shmgpu.serve.protocol import grpc_codec
 from shmgpu.serve.protocol.grpc_codec import MESSAGES
@@ -415,3 +415,17 @@ def test_a_full_server_answers_all_that_come_at_once(server):
     assert sum(isinstance(one, bytes) for one in answers) >= 2
     found = MESSAGES["ModelInferResponse"].FromString(call(server, "ModelInfer", infer()))
     assert np.frombuffer(found.raw_output_contents[0], "f4").tolist() == [0.0] * 4
+
+
+def test_an_error_that_was_told_of_keeps_no_frame_alive_nor_does_what_led_to_it():
+    def fails():
+        try:
+            raise KeyError("one")
+        except KeyError:
+            raise ValueError("two")  # noqa: B904
+
+    with pytest.raises(ValueError, match="two") as caught:
+        fails()
+    error = caught.value
+    assert grpc_inference.told_of(error)[0] is grpc.StatusCode.INTERNAL
+    assert error.__traceback__ is None and error.__context__.__traceback__ is None

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 import shmgpu as gt
+from shmgpu.ops import elementwise
+from shmgpu.ops.graph import Node, spec_of
+from shmgpu.ops.program import ProgramDraft
+from shmgpu.ops.promotion import float32, number
 from shmgpu.tensors import current
 
 OPERATIONS = [
@@ -36,6 +42,25 @@ def test_the_same_tensor_twice_is_not_two_tensors(engine):
     for a, b in [(x, y), (x, x), (y, x), (y, y)] * 2:
         expected = a.data * b.data + a.data
         np.testing.assert_array_equal((a * b + a).data, expected)
+
+
+class Away:
+    """Stands for a value that a helper holds."""
+
+
+def test_programs_that_read_another_of_their_values_once_more_have_different_keys():
+    spec = spec_of(float32, (2,))
+
+    def key(again):
+        given = [Node(None, (), (), spec, Away()) for _ in range(3)]
+        given += [number(value, float32) for value in (2.0, 3.0, 4.0)]
+        sums = list(itertools.accumulate(given, elementwise.add))[1:]
+        last = elementwise.mul(sums[-1], [*given, *sums][again])
+        return ProgramDraft([*sums, last], [last], Away).settled([], []).key
+
+    keys = [key(again) for again in range(11)]
+    assert len(set(keys)) == 11
+    assert keys == [key(again) for again in range(11)]
 
 
 def test_a_number_is_not_an_array_without_axes(engine):

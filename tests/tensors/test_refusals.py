@@ -9,6 +9,9 @@ import pytest
 
 import shmgpu as gt
 from shmgpu import nn, optim
+from shmgpu.ops import activations
+from shmgpu.ops.graph import spec_of
+from shmgpu.ops.promotion import float32
 
 CUBE = (2, 3, 4)
 
@@ -250,3 +253,12 @@ def test_an_optimiser_that_says_nothing_of_its_step_has_none(engine):
     one.sum().backward()
     with pytest.raises(NotImplementedError):
         Silent([one], {}).step()
+
+
+@pytest.mark.parametrize("place", [1, 2])
+def test_an_operation_on_values_of_one_shape_refuses_another_at_each_place(place):
+    specs = [spec_of(float32, (2, 3))] * 3
+    assert activations.same_shape(tuple(specs), ()) is specs[0]
+    specs[place] = spec_of(float32, (3, 2))
+    with pytest.raises(ValueError, match="is given where"):
+        activations.same_shape(tuple(specs), ())

@@ -170,6 +170,13 @@ def made_of(given, rule):
     return len(asked)
 
 
+def test_a_template_of_nothing_is_given_nothing():
+    kind = creation.full((2,), 1.5, float32)
+    made = templates.Template([(kind.op, (), kind.params, kind.spec, None)], [0])
+    (node,) = made.instantiate([])
+    assert (node.op, node.inputs, node.params, node.spec) == (kind.op, (), kind.params, kind.spec)
+
+
 def test_a_template_is_what_follows_from_what_was_given_alone():
     x, other = leaf(), leaf()
     assert made_of([x], lambda x: [elementwise.add(x, x)]) == 1

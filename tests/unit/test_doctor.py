@@ -28,6 +28,7 @@ import pytest
 
 import shmgpu
 from shmgpu import core, doctor, errors
+from shmgpu.broker.launch_config import descriptors_needed
 from shmgpu.child import quick
 from shmgpu.cli import doctor as findings
 from shmgpu.cli import main as cli
@@ -199,6 +200,10 @@ ROWS = [
      {"files": {**limits("Max processes", 3), **status("CapEff", "0000000001000000")}},
      {"children": 8}, OK, "not hold", ""),
     ("user's processes", {"files": limits("Max processes", "unlimited")}, {}, OK, "not limit", ""),
+    ("user's processes",
+     {"files": {**limits("Max processes", 20), "proc/7/status": "Uid:\t1000 0 0 0\nThreads:\t3\n",
+                "proc/8/status": "Uid:\t0 1000 1000 1000\nThreads:\t9\n"}},
+     {}, OK, "room for 17 tasks", ""),
     ("cgroup's processes",
      {"files": {f"{JOB}/pids.max": "40", f"{JOB}/pids.current": "20"}}, {"children": 32}, FAILURE,
      "room for 20", "--pids-limit"),
@@ -266,6 +271,7 @@ ROWS = [
      WARNING, "slows", "memory.high"),
     ("swap", {"files": meminfo(MemAvailable=1000000, SwapFree=4000000)}, {"children": 32},
      WARNING, "swapped", "smaller"),
+    ("swap", {"files": meminfo(MemAvailable=1000)}, {}, OK, "do not depend", ""),
     ("overcommit", {"files": {"proc/sys/vm/overcommit_memory": "2"}}, {"children": 60}, WARNING,
      "61 forks", "vm.overcommit_memory=0"),
     ("overcommit", {"files": {"proc/sys/vm/overcommit_memory": "2"}}, {}, OK, "every fork", ""),
@@ -373,6 +379,96 @@ def test_a_check_says_what_is_wrong_and_what_mends_it(
     assert fix in found.fix, found
     assert bool(found.fix) == (expected != OK)
     assert "\n" not in found.sentence + found.fix
+
+
+def soft(name):
+    return lambda n: {"files": limits(name, n)}
+
+
+def contents(path, text="{}", **kib):
+    return lambda n: {"files": {**meminfo(**kib), path: text.format(n)}}
+
+
+def kib(key, **others):
+    return lambda n: {"files": meminfo(**{**others, key: n})}
+
+
+def a_gpu(total=100 * GIB, free=100 * GIB):
+    return {"files": GPU_FILES, "gpus": Gpus("12", (Gpu("T4", total, free),))}
+
+
+EIGHT, FULL, TWO_CAPS = {"children": 8}, {"children": 800}, {"helpers": 2, "gpu_memory": GIB}
+PAYLOAD = Plan().payload
+
+# (check, the machine by a number, the plan, the number, the status just below it, that from it on)
+BOUNDS = [
+    ("open files", soft("Max open files"), EIGHT, descriptors_needed(9, 1), FAILURE, OK),
+    ("files of the system", contents("proc/sys/fs/file-nr", "2000 0 {}"), EIGHT,
+     2000 + descriptors_needed(9, 0) + 8 * 9, FAILURE, OK),
+    ("user's processes", soft("Max processes"), EIGHT, 9, FAILURE, WARNING),
+    ("user's processes", soft("Max processes"), EIGHT, 8 + 7, WARNING, OK),
+    ("cgroup's processes", contents(f"{JOB}/pids.max"), EIGHT, 9, FAILURE, WARNING),
+    ("cgroup's processes", contents(f"{JOB}/pids.max"), EIGHT, 8 + 7, WARNING, OK),
+    ("system's processes", contents("proc/sys/kernel/pid_max"), EIGHT, 400 + 9, FAILURE, WARNING),
+    ("system's processes", contents("proc/sys/kernel/threads-max"), EIGHT, 400 + 15, WARNING, OK),
+    ("pipes", contents("proc/sys/fs/pipe-user-pages-hard"), {}, 2 * 2 * 16, FAILURE, OK),
+    ("pipes", contents("proc/sys/fs/pipe-user-pages-soft"), {"window": 65}, 64, WARNING, OK),
+    ("pipes", contents("proc/sys/fs/pipe-max-size"), {"window": 65}, 3 * 4096, WARNING, OK),
+    ("pipes", lambda n: {"pipe": n}, {"window": 65}, 3 * 4096, WARNING, OK),
+    ("pipes", lambda n: {"pipe": n}, {}, 4096, FAILURE, OK),
+    ("pipes", lambda n: {"pipe": 8192}, lambda n: {"window": n}, 65, OK, WARNING),
+    ("addresses", soft("Max address space"), {}, Plan().addresses + 200000 * 1024, FAILURE, OK),
+    ("mappings", contents("proc/sys/vm/max_map_count"), FULL, 2 * 801 + 1, FAILURE, WARNING),
+    ("mappings", contents("proc/sys/vm/max_map_count"), FULL, 1603 + 4096, WARNING, OK),
+    ("file size", soft("Max file size"), {}, 64 * MIB, FAILURE, OK),
+    ("file size", soft("Max file size"), {"scratch": 65 * MIB}, 65 * MIB, FAILURE, OK),
+    ("core files", contents("proc/sys/kernel/core_pattern", "|core"),
+     lambda n: {"arena": n, "scratch": 0}, GIB - 4095, OK, WARNING),
+    ("arenas", kib("MemAvailable"), {}, PAYLOAD // 1024, FAILURE, OK),
+    ("with processes", kib("MemAvailable"), {}, (PAYLOAD + 68 * MIB) // 1024, WARNING, OK),
+    ("with processes", lambda n: {**CUDA, "files": {**GPU_FILES, **meminfo(MemAvailable=n)}},
+     {"devices": ["cuda:0", "cpu"], "helpers": 3, "children": 2},
+     (Plan(2, 3).payload + 2 * 4 * MIB + 64 * MIB + 2 * GIB) // 1024, WARNING, OK),
+    ("swap", kib("MemAvailable", SwapFree=1), {}, PAYLOAD // 1024, WARNING, OK),
+    ("cgroup", lambda n: {"files": {f"{JOB}/memory.max": f"{n}",
+                                    f"{JOB}/memory.current": f"{9 * MIB}"}},
+     {}, 10 * MIB - 1, WARNING, OK),
+    ("cgroup", contents(f"{JOB}/memory.high"), {}, PAYLOAD + 1000000, WARNING, OK),
+    ("overcommit", lambda n: {"files": {"proc/sys/vm/overcommit_memory": "2",
+                                        **meminfo(CommitLimit=n)}},
+     {}, 4194304 + PAYLOAD // 1024 + 2 * 100000, WARNING, OK),
+    ("overcommit", lambda n: {"files": {"proc/sys/vm/overcommit_memory": "2",
+                                        **status("VmData", "0 kB"), **meminfo(CommitLimit=n)}},
+     {}, 4194304 + PAYLOAD // 1024, WARNING, OK),
+    ("out of memory", contents("proc/self/oom_score_adj"), {}, 1000, OK, WARNING),
+    ("cores", contents(f"{JOB}/cpu.max", "{} 1000"), {"threads": 1}, 2000, WARNING, OK),
+    ("cores", contents(f"{JOB}/cpu.max", "{} 1000"), {"helpers": 4, "threads": 1}, 4000, WARNING,
+     OK),
+    ("cores", contents(f"{JOB}/cpu.max", "{} 1000"), {"helpers": 2, "threads": 2}, 4000, WARNING,
+     OK),
+    ("locked memory", lambda n: {**CUDA, "files": {**GPU_FILES, **limits("Max locked memory", n)}},
+     {}, PAYLOAD, WARNING, OK),
+    ("memory caps", lambda n: a_gpu(total=n), TWO_CAPS, 2 * GIB, FAILURE, OK),
+    ("memory caps", lambda n: a_gpu(free=n), TWO_CAPS, 3 * GIB, WARNING, OK),
+    ("visibility", lambda n: a_gpu(), lambda n: {"devices": [f"cuda:{n}"]}, 1, OK, FAILURE),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "machine", "plan", "bound", "below", "from_it_on"),
+    BOUNDS,
+    ids=[f"{index}-{row[0]}" for index, row in enumerate(BOUNDS)],
+)
+def test_a_check_changes_its_mind_at_its_bound(
+    name, machine, plan, bound, below, from_it_on, tmp_path
+):
+    def status_at(number):
+        settings = {"devices": [], **(plan(number) if callable(plan) else plan)}
+        made_up = MadeUp(tmp_path / str(number), **machine(number))
+        return finding(made_up, Plan.resolve(**settings), name).status
+
+    found = [status_at(number) for number in (bound - 1, bound, bound + 1)]
+    assert found == [below, from_it_on, from_it_on]
 
 
 def test_checks_of_a_group_stand_together():

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 
 import numpy as np
+import pytest
 
 from shmgpu.broker.exit_reports import ExitReport, Reports
+from shmgpu.broker.spawn_main import StartReport
+from shmgpu.errors import LaunchError, SessionError
 
 
 def open_files(name):
@@ -68,3 +72,36 @@ def test_a_role_keeps_only_its_own():
     reports.close()
     reports.close()
     assert open_files("kept") == 0
+
+
+FAILED = {
+    LaunchError("no room"): {"error": "LaunchError", "message": "no room"},
+    ValueError("no"): {"error": "ValueError", "message": "ValueError: no"},
+    SessionError("no model", 2, "where"): {
+        "error": "SessionError", "message": "no model", "helper": 2, "traceback": "where",
+    },
+    ModuleNotFoundError("none", name="lib"): {
+        "error": "ModuleNotFoundError", "message": "ModuleNotFoundError: none", "module": "lib",
+    },
+    ModuleNotFoundError("none"): {
+        "error": "ModuleNotFoundError", "message": "ModuleNotFoundError: none",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("error", FAILED, ids=repr)
+def test_a_start_that_failed_says_of_an_error_of_ours_its_sentence_and_of_others_their_type(error):
+    reading, writing = os.pipe()
+    with open(reading) as pipe:
+        report = StartReport(writing)
+        report.failed(error)
+        report.ready()  # once is enough
+        assert list(map(json.loads, pipe)) == [FAILED[error]]
+
+
+def test_a_start_that_nobody_waits_for_any_more_goes_on():
+    reading, writing = os.pipe()
+    os.close(reading)
+    report = StartReport(writing)
+    report.ready()
+    assert report.descriptor == -1
