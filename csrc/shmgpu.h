@@ -445,8 +445,8 @@ enum shm_gang_why {
 };
 
 /* deadline_ns is absolute, CLOCK_MONOTONIC; 0 means none. After SHM_ETIMEOUT, and after
- * shm_port_abandon, the call's late reply comes out of shm_port_drain: its memory must stay
- * untouched until then. After SHM_EINTR resume with shm_port_wait(reply->sequence, ...). When
+ * shm_port_abandon, the call leaves the queue as if by shm_port_give_up, and its late reply comes out
+ * of shm_port_drain: its memory must stay untouched until then. After SHM_EINTR resume with shm_port_wait(reply->sequence, ...). When
  * SHM_EINTR comes before there was room in the window, reply->sequence is 0: call again. Likewise
  * after SHM_ENEEDS_SPACE with reply->sequence 0: submitted calls that fill the window ask for room;
  * give it to those that shm_port_take_growing returns, then call again. SHM_EWINDOW: the window is
@@ -495,6 +495,9 @@ int shm_port_grow(uint64_t sequence, uint64_t token, uint64_t params);
 /* Remove the call from the queue if it has not been handed to a helper; either way exactly one
  * reply comes (SHM_ECANCELLED when it was removed). */
 int shm_port_cancel(uint64_t sequence);
+/* The same for a call whose time is over: never blocks, and so does nothing where the broker is so far
+ * behind that it would. */
+int shm_port_give_up(uint64_t sequence);
 /* Wait for the end of a submitted call, as its caller does who has nothing else to do: this thread
  * reads replies meanwhile, unless another does. SHM_OK: its reply waits for shm_port_take_end_of.
  * SHM_ENEEDS_SPACE: as from shm_port_call. SHM_ETIMEOUT and SHM_EINTR: it goes on as before.

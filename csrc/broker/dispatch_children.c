@@ -139,8 +139,11 @@ static void take_cancel(shmi_dispatch_t *d, int slot, const shmi_frame_t *frame)
   uint32_t number = shmi_schedule_cancel(d->schedule, slot, frame->sequence);
   if (number == SHMI_NONE) number = shmi_dispatch_drop_broadcast(d, slot, frame->sequence);
   if (number == SHMI_NONE) return; /* handed over or answered: that reply stands */
-  d->scoreboard->broker->cancelled++;
-  shmi_dispatch_answer_plain(d, number, SHM_ECANCELLED);
+  const shmi_request_t *r = shmi_schedule_request(d->schedule, number);
+  int is_late = shmi_request_is_expired(r, shmi_clock_ns()); /* it came after the turn's own time */
+  if (is_late) d->scoreboard->broker->expired++;
+  else d->scoreboard->broker->cancelled++;
+  shmi_dispatch_answer_plain(d, number, is_late ? SHM_ETIMEOUT : SHM_ECANCELLED);
 }
 
 static void child_left(shmi_dispatch_t *d, int slot) {

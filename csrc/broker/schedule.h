@@ -136,6 +136,9 @@ int shmi_schedule_requeue_gang(shmi_schedule_t *schedule, uint32_t number);
 static inline int shmi_request_is_gang(const shmi_request_t *request) {
   return (request->frame.flags & SHMI_FRAME_GANG) != 0;
 }
+static inline int shmi_request_is_expired(const shmi_request_t *r, uint64_t now_ns) {
+  return r->frame.deadline_ns != 0 && r->frame.deadline_ns <= now_ns;
+}
 /* A request whose deadline passed while queued, or SHMI_NONE. The caller answers, then frees. */
 uint32_t shmi_schedule_take_expired(shmi_schedule_t *schedule);
 

@@ -145,10 +145,6 @@ static inline int shmi_gets_nothing(const shmi_schedule_t *s, int helper) {
   return ((s->spared | s->paused) >> helper & 1) != 0;
 }
 
-static inline int shmi_request_is_expired(const shmi_request_t *r, uint64_t now_ns) {
-  return r->frame.deadline_ns != 0 && r->frame.deadline_ns <= now_ns;
-}
-
 /* Put an expired request aside for take_expired. */
 static inline void shmi_set_aside(shmi_schedule_t *s, uint32_t number) {
   s->requests[number].state = SHMI_REQUEST_EXPIRED;

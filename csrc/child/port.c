@@ -35,6 +35,15 @@ static int send_one(const shmi_frame_t *frame) {
   return status;
 }
 
+static int send_cancel(uint64_t sequence) {
+  shmi_frame_t frame = {.sequence = sequence, .kind = SHMI_FRAME_CANCEL};
+  return send_one(&frame);
+}
+
+void shmi_port_give_up(uint64_t sequence) {
+  if (shmi_pipe_has_room(shmi_port.request_fd)) send_cancel(sequence);
+}
+
 /* An address of this process as the broker and its helpers see it; NULL stays NULL. */
 static inline uint64_t to_broker_address(uint64_t address) {
   return address != 0 ? address + shmi_port.shift : 0;
@@ -164,6 +173,7 @@ int shm_port_abandon(uint64_t sequence) {
     } else if (entry->state != SHMI_ENTRY_FREE) {
       entry->state = SHMI_ENTRY_QUEUED;
       if (was == SHMI_ENTRY_DONE) shmi_port_entry_settle(entry, 0);
+      if (was == SHMI_ENTRY_WAITED) shmi_port_give_up(sequence);
     }
   }
   pthread_mutex_unlock(&shmi_port.lock);
@@ -213,18 +223,21 @@ int shm_port_grow(uint64_t sequence, uint64_t token, uint64_t params) {
   return status;
 }
 
-int shm_port_cancel(uint64_t sequence) {
+static int leave_queue(uint64_t sequence, int may_block) {
   if (!shmi_port.open) return SHM_ENOT_CHILD;
   pthread_mutex_lock(&shmi_port.lock);
   shmi_entry_t *entry = shmi_port_entry_of(sequence);
   int status = entry != NULL ? SHM_OK : SHM_EBAD_FRAME;
   if (entry != NULL && entry->state != SHMI_ENTRY_DONE && entry->state != SHMI_ENTRY_GROWING) {
-    shmi_frame_t frame = {.sequence = sequence, .kind = SHMI_FRAME_CANCEL};
-    status = send_one(&frame);
+    if (may_block) status = send_cancel(sequence);
+    else shmi_port_give_up(sequence);
   }
   pthread_mutex_unlock(&shmi_port.lock);
   return status;
 }
+
+int shm_port_cancel(uint64_t sequence) { return leave_queue(sequence, 1); }
+int shm_port_give_up(uint64_t sequence) { return leave_queue(sequence, 0); }
 
 static int pop_replies(shm_reply_t *out, int max) {
   int count = 0;

@@ -78,6 +78,12 @@ typedef struct shmi_port {
 
 extern shmi_port_t shmi_port;
 
+/* ---- port.c, with the lock held ---- */
+
+/* Nobody waits for the call any more: if it is queued it need not run, and should keep no place that
+ * others could have. Never blocks: where the pipe is full, the broker finds out by itself. */
+void shmi_port_give_up(uint64_t sequence);
+
 /* ---- port_replies.c; with the lock held, unless a comment says otherwise ---- */
 
 /* The entry of the call with that sequence; NULL: there is none any more. */

@@ -327,7 +327,10 @@ int shmi_port_entry_wait(shmi_entry_t *entry, uint64_t deadline_ns, shm_reply_t 
   int status = wait_until_done(entry, deadline_ns);
   if (status == SHM_ENOT_RUNNING) return status;
   if (entry->state != SHMI_ENTRY_DONE) {
-    if (status == SHM_ETIMEOUT) entry->state = SHMI_ENTRY_QUEUED; /* its reply will come late */
+    if (status == SHM_ETIMEOUT) {
+      entry->state = SHMI_ENTRY_QUEUED; /* its reply will come late */
+      shmi_port_give_up(entry->sequence);
+    }
     return status;
   }
   *reply = entry->reply;

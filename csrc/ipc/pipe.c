@@ -140,3 +140,8 @@ int shmi_pipe_has_ended(int fd) {
   struct pollfd one = {.fd = fd};
   return fd >= 0 && poll(&one, 1, 0) == 1 && (one.revents & POLLHUP) != 0;
 }
+
+int shmi_pipe_has_room(int fd) {
+  struct pollfd one = {.fd = fd, .events = POLLOUT};
+  return fd >= 0 && poll(&one, 1, 0) == 1 && (one.revents & POLLOUT) != 0;
+}

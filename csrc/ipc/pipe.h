@@ -42,4 +42,7 @@ int shmi_pipe_unread(int fd);
 /* Whether nobody holds the writing end of this pipe any more. */
 int shmi_pipe_has_ended(int fd);
 
+/* Whether one frame can be written to this end now without waiting. */
+int shmi_pipe_has_room(int fd);
+
 #endif

@@ -532,6 +532,8 @@ class Port(Replies):
             ticket.handler = None
         if not ticket.sequence:
             self._unqueue(ticket)
+        else:
+            self.transport.give_up(ticket.sequence)
         self._settle(False)
 
     def _unqueue(self, ticket: Ticket) -> None:

@@ -44,6 +44,9 @@ class Transport(Protocol):
     def cancel(self, sequence: int, /) -> int:
         """As shm_port_cancel."""
 
+    def give_up(self, sequence: int, /) -> int:
+        """As shm_port_give_up."""
+
     def submit(
         self, config: Any, params: int, deadline_ns: int, ticket: int, sequence: Any, /
     ) -> int:
@@ -85,6 +88,7 @@ class BrokerTransport:
     abandon = staticmethod(core.port_abandon)
     grow = staticmethod(core.port_grow)
     cancel = staticmethod(core.port_cancel)
+    give_up = staticmethod(core.port_give_up)
     submit = staticmethod(core.port_submit)
     outstanding = staticmethod(core.port_outstanding)
     version = staticmethod(core.broadcast_version)

@@ -18,6 +18,7 @@ port_wait: Callable[[int, int, Any], int] = lib.shm_port_wait
 port_abandon: Callable[[int], int] = lib.shm_port_abandon
 port_grow: Callable[[int, int, int], int] = lib.shm_port_grow
 port_cancel: Callable[[int], int] = lib.shm_port_cancel
+port_give_up: Callable[[int], int] = lib.shm_port_give_up
 port_fd: Callable[[], int] = lib.shm_port_fd
 port_event_fd: Callable[[], int] = lib.shm_port_event_fd
 port_window: Callable[[], int] = lib.shm_port_window

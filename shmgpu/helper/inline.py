@@ -115,6 +115,8 @@ class InlineTransport:
         """Too late, always."""
         return core.OK
 
+    give_up = cancel
+
     def submit(self, config: Any, params: int, deadline_ns: int, ticket: int, sequence: Any) -> int:
         """Serve one call and keep its reply for :meth:`take_ends`."""
         number, status, value = self._serve(config, params)

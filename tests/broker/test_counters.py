@@ -187,6 +187,8 @@ def test_what_leaves_the_queue_unrun_is_cancelled_or_expired(one_helper):
     assert all(one.cancel() for one in given_up[4:])
     with pytest.raises(shmgpu.CallTimeout):
         late.result(20)
+    settled(answered=5)
+    assert not running.done()  # they did not wait for the helper
     for one in (running, *given_up[:4]):
         one.result(20)
     stats = settled(answered=10)

@@ -380,6 +380,20 @@ def test_a_call_that_was_late_once_is_given_up_like_any_other():
         wait_until(lambda: live() <= kept[1], "an interrupted call keeps what it had")
 
 
+def test_an_interrupted_call_leaves_the_queue():
+    def broker():
+        return shmgpu.stats()["broker"]
+
+    with shmgpu.init(helpers=1, devices="cpu", arena="1MiB"):
+        running = sleeps.submit(np.array([0.3]))
+        wait_until(lambda: broker()["in_flight"] == 1, "the helper has not got its call")
+        with pytest.raises(KeyboardInterrupt), signal_after(0.02, interrupt):
+            add_one(np.ones(1))
+        wait_until(lambda: broker()["cancelled"] == 1, "it still waits")
+        assert not running.done()
+        assert running.result().tolist() == [0.3]
+
+
 def test_a_signal_handler_that_would_wait_for_the_call_it_interrupts_is_told_so(handler):
     """At window 1 that call has the only place, and gets room when the handler returns."""
     told = []

@@ -20,7 +20,7 @@ def held(helper, gate):
 
 
 # Each is called once: behind a function that was never measured no call is handed ahead.
-holders = iter([shmgpu.function(arrays="numpy")(held) for _ in range(4)])
+holders = iter([shmgpu.function(arrays="numpy")(held) for _ in range(5)])
 
 
 @shmgpu.function(arrays="numpy", max_queue=LIMIT)
@@ -81,6 +81,19 @@ def repeated():
         return [one.result().tolist() for one in waiting]
 
 
+def whose_time_is_over():
+    """As many as may wait do until their deadlines; then others do."""
+    call, gate = busy()
+    late = [refusing.options(timeout=0.01) for _ in range(LIMIT)]
+    raised = [type(one.submit(np.ones(1)).exception()) for one in late[1:]]
+    with pytest.raises(shmgpu.CallTimeout):
+        late[0](np.ones(1))
+    futures = [refusing.submit(np.ones(1)) for _ in range(LIMIT)]
+    gate[0] = 1
+    call.result()
+    return raised, [one.exception() for one in futures]
+
+
 def in_what_order():
     call, gate = busy()
     timeouts = {"none": None, "later": 60, "first": 20, "second": 40, "none either": None}
@@ -102,6 +115,7 @@ def child(rank):
         "dropping": what_came_of(dropping),
         "refused": shmgpu.stats()["broker"]["refused"],
         "repeated": repeated(),
+        "late": whose_time_is_over(),
         "order": in_what_order(),
     }
 
@@ -130,6 +144,11 @@ def test_or_the_one_that_has_waited_longest_is_dropped(seen):
 
 def test_calls_that_are_made_in_c_are_refused_as_well(seen):
     assert seen["repeated"] == [[1.0]] * LIMIT
+
+
+def test_calls_whose_time_is_over_keep_no_place(seen):
+    raised, errors = seen["late"]
+    assert raised == [shmgpu.CallTimeout] * (LIMIT - 1) and errors == [None] * LIMIT
 
 
 def test_by_deadline_the_call_whose_timeout_ends_first_is_next(seen):

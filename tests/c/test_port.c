@@ -564,9 +564,9 @@ static int expires_while_queued(int child) {
     sequences[i] = reply.sequence;
     CHECK(sequences[i] != 0);
   }
-  notes[41] = 1;
   int seen[LATE] = {0};
   for (int i = 0; i <= LATE; i++) {
+    if (i == LATE) notes[41] = 1; /* the others have left the queue, though no helper is free */
     shm_reply_t reply = drain_one();
     for (int k = 0; k < LATE; k++) {
       if (reply.sequence != sequences[k]) continue;

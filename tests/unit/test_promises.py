@@ -39,6 +39,12 @@ the memory of the call stays untouched until it ends.
   tests/crash/test_hangs.py::test_f06_a_deadline_frees_its_caller_and_nothing_else_happens
   tests/hostile/test_children.py::test_f37_a_late_result_lands_in_memory_that_is_still_the_calls_and_is_freed_then
 
+A call that had not begun leaves the queue;
+  tests/broker/test_order.py::test_calls_whose_time_is_over_keep_no_place
+
+so does one whose caller is interrupted by Ctrl-C.
+  tests/broker/test_interrupted.py::test_an_interrupted_call_leaves_the_queue
+
 To have a hung helper replaced, set `hang_after=60`: when a call executes for longer, the broker
 writes the helper's stack to the log, ends the helper, and starts another.
   tests/crash/test_hangs.py::test_f06_a_call_beyond_its_hang_after_ends_its_helper
