@@ -63,6 +63,12 @@ def of_broker(found: dict[str, Any], child: str) -> Iterator[Metric]:
     plural = {"child": "children"}.get(child, f"{child}s")
     yield _states(f"shmgpu_{plural}", plural.capitalize(), found["children"], CHILD_STATES)
     yield _states("shmgpu_helpers", "Helpers", found["helpers"], HELPER_STATES)
+    paused = GaugeMetricFamily(
+        "shmgpu_pool_paused", "Whether it starts no calls until shmgpu resume", labels=["pool"]
+    )
+    for pool, name in sorted({(row["pool"], row["pool_name"]) for row in found["helpers"]}):
+        paused.add_metric([name], broker["paused_pools"] >> pool & 1)
+    yield paused
     busy = CounterMetricFamily(
         "shmgpu_helper_busy_seconds", "Time spent in functions", labels=["helper", "pool"]
     )

@@ -222,7 +222,7 @@ class Top(App[None]):
         self.query_one("#queues-label", Static).update(label)
         self.query_one("#models", RowsView).display = bool(sample["models"])
         for table in tables.tables(sample):
-            self.query_one(f"#{table.name}", RowsView).show(table, sample[table.name])
+            self.query_one(f"#{table.name}", RowsView).show(table, tables.rows_of(sample, table))
 
     def _head(self) -> None:
         if self.sample is None:

@@ -177,11 +177,17 @@ EXCHANGED = (
 def tables(sample: dict[str, Any]) -> tuple[TextTable, ...]:
     """A server's models, if it is one, then helpers, functions and children."""
     exchanges = any(row["collectives"] for row in sample["helpers"])
+    paused = paused_pools(sample)
+
+    def state(row: Row) -> str:
+        is_paused = row["state"] == "ready" and row["pool_name"] in paused
+        return "paused" if is_paused else str(row["state"])
+
     helpers = TextTable(
         "helpers",
         (
             _key("helper", "helper", str, falls=False),
-            _key("state", "state", str, left=True, falls=False),
+            Column("state", state, state, left=True, falls=False),
             _key("pool_name", "pool", str, left=True, falls=False),
             _key("pid", "pid", str, falls=False),
             _key("generation", "gen", count),
@@ -235,6 +241,17 @@ def tables(sample: dict[str, Any]) -> tuple[TextTable, ...]:
     return *models, helpers, functions, children
 
 
+def rows_of(sample: dict[str, Any], table: TextTable) -> list[Row]:
+    """What a table shows: places that no child has ever had are left out."""
+    return [row for row in sample[table.name] if row.get("state") != "unused"]
+
+
+def paused_pools(sample: dict[str, Any]) -> list[str]:
+    """Names of the pools that start no calls until ``shmgpu resume``."""
+    mask = sample["broker"]["paused_pools"]
+    return sorted({row["pool_name"] for row in sample["helpers"] if mask >> row["pool"] & 1})
+
+
 def headline(sample: dict[str, Any]) -> tuple[str, str]:
     """Two lines about the whole broker."""
     broker, rates = sample["broker"], sample["rates"]
@@ -244,10 +261,12 @@ def headline(sample: dict[str, Any]) -> tuple[str, str]:
     first = f"broker {sample['pid']}  {state} {clock(sample['uptime_s'])}  {sample['command']}"
     models = sample.get("models") or []
     served = sum(row["requests_per_s"] for row in models)
+    paused = paused_pools(sample)
     facts = (
         *((counted(len(models), "model"), f"{rate(served)} requests/s") if models else ()),
         f"{running} of {counted(broker['children'], 'child', 'children')}",
         f"{ready} of {counted(broker['helpers'], 'helper')}",
+        *((f"{counted(len(paused), 'pool')} paused: {', '.join(paused)}",) if paused else ()),
         f"{count(queue(sample))} queued",
         f"{count(broker['in_flight'])} in flight",
         f"{rate(rates['answered'])} calls/s",
@@ -270,7 +289,7 @@ def plain(sample: dict[str, Any]) -> str:
     """A sample as text; of many children the busiest."""
     parts = ["\n".join(headline(sample))]
     for table in tables(sample):
-        rows = table.arrange(sample[table.name])
+        rows = table.arrange(rows_of(sample, table))
         shown = rows[:PLAIN_CHILDREN]
         if not shown:
             continue

@@ -89,7 +89,9 @@ class Figures:
             "points": points,
             "headline": tables.headline(sample),
             "running": sample["running"],
-            "tables": [_as_texts(table, sample[table.name]) for table in tables.tables(sample)],
+            "tables": [
+                _as_texts(table, tables.rows_of(sample, table)) for table in tables.tables(sample)
+            ],
         }
 
 

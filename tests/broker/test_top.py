@@ -14,7 +14,7 @@ import time
 
 import pytest
 
-from shmgpu.watch import monitor, screen, tables
+from shmgpu.watch import exposition, monitor, screen, tables
 
 CHILDREN, HELPERS, CALLS = 4, 2, 30
 LIMIT_S = 30
@@ -491,3 +491,21 @@ def test_what_a_print_out_leaves_out_is_counted(idle):
     sample["children"] = sample["children"] * 10
     text = tables.plain(sample)
     assert f"... and {10 * CHILDREN - tables.PLAIN_CHILDREN} more" in text
+
+
+def test_a_paused_pool_is_told_wherever_a_broker_is_shown(idle):
+    with watch(idle) as seen:
+        sample = seen.sample()
+    assert "paused" not in tables.plain(sample)
+    sample["broker"]["paused_pools"] = 1
+    text = tables.plain(sample)
+    assert f"{HELPERS} of {HELPERS} helpers  1 pool paused: default  " in text
+    assert text.count(" paused ") == HELPERS and " ready " not in text
+    assert b'shmgpu_pool_paused{pool="default"} 1.0' in exposition.SampleMetrics(sample).text()
+
+
+def test_places_that_no_child_has_had_are_not_shown(idle):
+    with watch(idle) as seen:
+        sample = seen.sample()
+    sample["children"] += [{**sample["children"][0], "child": 40, "state": "unused"}]
+    assert "unused" not in tables.plain(sample)
