@@ -17,7 +17,7 @@ from shmgpu.ops.creation import full
 from shmgpu.ops.graph import Node
 from shmgpu.ops.indexing import index_select
 from shmgpu.ops.ordering import Found, sort
-from shmgpu.ops.promotion import as_node, int64, is_float
+from shmgpu.ops.promotion import as_node, floats, int64, is_float
 from shmgpu.ops.shaping import movedim, narrow, reshape, squeeze
 from shmgpu.ops.stretching import Dim, sum
 
@@ -101,7 +101,8 @@ def isclose(
     a: Node, b: Node, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> Node:
     """Where ``abs(a - b) <= atol + rtol * abs(b)``, or they are equal infinities; bool."""
-    near = e.le(e.abs(e.sub(a, b)), e.add(e.mul(e.abs(b), rtol), atol))
+    x, y = floats(a, b)  # the difference of unsigned numbers would wrap around
+    near = e.le(e.abs(e.sub(x, y)), e.add(e.mul(e.abs(y), rtol), atol))
     found = e.logical_or(e.eq(a, b), e.logical_and(near, e.isfinite(b)))
     if equal_nan:
         found = e.logical_or(found, e.logical_and(e.isnan(a), e.isnan(b)))

@@ -348,6 +348,11 @@ CASES = {
     "addcdiv": (lambda f, a, b: f.addcdiv(a, a, b, value=0.1), A, B),
     "nan_to_num": (lambda f, a: f.nan_to_num(a / 0.0, 1.0, 2.0, 3.0), np.array([1.0, -1.0, 0.0])),
     "isclose": (lambda f, a, b: f.isclose(a, b, 0.5, 0.1), A, B),
+    "isclose of bytes": (  # whose difference would wrap around
+        lambda f, a, b: f.isclose(a, b, 0.0, 3.0),
+        np.array([3, 5, 250, 4], "u1"),
+        np.array([5, 3, 2, 4], "u1"),
+    ),
     "logical_xor": (lambda f, a, b: f.logical_xor(a, b), INTS, INTS[::-1].copy()),
     "count_nonzero": (lambda f, a: f.count_nonzero(a, 1), INTS),
     "norm": (lambda f, a: f.norm(a), A),
