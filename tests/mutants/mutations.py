@@ -1,7 +1,8 @@
 """Every small change that could be made to a file: Python's by its syntax tree, C's by its text.
 
 A mutation replaces a few characters, so that its line and its diff can be shown. What cannot change
-what a program does is left out: docstrings, annotations, ``TYPE_CHECKING``, comments.
+what a program does is left out: docstrings, annotations, ``TYPE_CHECKING``, comments; assertions
+that become weaker, which of two equal numbers is taken, arrays in C that become longer.
 
 Knows nothing of tests.
 """
@@ -64,6 +65,8 @@ COMPUTED = {
     ast.BitAnd: ast.BitOr,
     ast.BitOr: ast.BitAnd,
 }
+DEFAULT = "default"  # the kind of whatever changes what an argument is that was left out
+NOBODY_COMES_THERE = ("NotImplementedError", "AssertionError")
 # Calls that give the same whichever of their arguments comes first.
 ANY_ORDER = {
     *("suppress", "max", "min", "gcd", "lcm", "hypot", "maximum", "minimum", "fmax", "fmin"),
@@ -80,6 +83,7 @@ class Python(ast.NodeVisitor):
         self.file, self.text = file, text
         self.found: list[Mutation] = []
         self._inside: list[str] = []
+        self._is_default = False
         self._lines = [0]
         for line in text.encode().splitlines(keepends=True):
             self._lines.append(self._lines[-1] + len(line))
@@ -97,7 +101,8 @@ class Python(ast.NodeVisitor):
             words = f"({words})"
         if words.strip("()") != self.text[start:end].strip("()"):
             inside = self._inside[-1] if self._inside else ""
-            self.found.append(Mutation(self.file, start, end, words, what, inside))
+            kind = DEFAULT if self._is_default else what
+            self.found.append(Mutation(self.file, start, end, words, kind, inside))
 
     # -- what is left out --
 
@@ -109,8 +114,10 @@ class Python(ast.NodeVisitor):
             self.visit(node.value)
 
     def visit_arguments(self, node: ast.arguments) -> None:
+        was, self._is_default = self._is_default, True
         for default in (*node.defaults, *filter(None, node.kw_defaults)):
             self.visit(default)
+        self._is_default = was
 
     def visit_Import(self, node: ast.Import) -> None: ...
 
@@ -247,8 +254,14 @@ class Python(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Raise(self, node: ast.Raise) -> None:
-        if node.exc is None or ast.unparse(node.exc) != "NotImplementedError":  # nobody comes there
+        if node.exc is None or ast.unparse(node.exc) not in NOBODY_COMES_THERE:
             self._add(node, "pass", "statement left out")
+
+    def visit_Assert(self, node: ast.Assert) -> None:
+        """Of one thing of several: where all of them hold, any does. Nobody reads its message."""
+        is_all = isinstance(node.test, ast.BoolOp) and isinstance(node.test.op, ast.And)
+        for one in node.test.values if is_all else [node.test]:  # type: ignore[attr-defined]
+            self.visit(one)
 
     def visit_Return(self, node: ast.Return) -> None:
         if node.value is not None and not (
@@ -294,7 +307,18 @@ C_SWAPS = [
     (r"(?<= )-(?= )", "+"), (r"\+\+", "--"), (r"\+=", "-="), (r"-=", "+="),
     (r"(?<= )&(?= )", "|"), (r"(?<= )\|(?= )", "&"), (r"<<", ">>"), (r">>", "<<"),
 ]  # fmt: skip
-C_DIFFERENCE = re.compile(r"([\w.>-]+) (>) ([\w.>-]+) \? \1 - \3 : 0\b")  # the same for equal ones
+# Of two whole numbers, where it is one when they are equal whichever way that is decided:
+# "a > b ? a - b : 0", "a < b ? a : b", "if (a < b) a = b;".
+C_TERM = r"((?:\(\w+\))?[\w.>-]+)"
+# What binds less than a comparison does, so that the term begins there, and where a choice ends.
+C_BEGIN = r"(?:(?<=[(?:])|(?<=[^=!<>]= )|(?<=return )|(?<=[,?:] )|(?<=\|\| )|(?<=&& ))"
+C_END = r"(?=[;,)\]])"
+C_SAME_WHEN_EQUAL = [
+    re.compile(rf"{C_BEGIN}{C_TERM} (>) {C_TERM} \? \1 - \3 : 0{C_END}"),
+    re.compile(rf"{C_BEGIN}{C_TERM} ([<>]=?) {C_TERM} \? (?:\1 : \3|\3 : \1){C_END}"),
+    re.compile(rf"\bif \({C_TERM} ([<>]=?) {C_TERM}\) \1 = \3;"),
+]
+C_FLOATING = re.compile(r"\b(?:float|double)\b")  # 0.0 and -0.0 are equal, and not the same
 C_NUMBER = re.compile(r"(?<![\w.\"])(\d+)(?![\w.\"])")
 C_STATEMENT = re.compile(r"(?m)^( +)((?:[a-z_][\w.>\[\]-]*(?:\(|\s*[-+|&]?=(?!=)|\+\+|--)).*;) *$")
 C_FUNCTION = re.compile(r"(?m)^[a-z_][\w *]*?\b(\w+)\([^;]*$")
@@ -311,6 +335,17 @@ def masked(text: str) -> str:
     return pattern.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
 
 
+def lengths_that_nobody_asks_for(code: str) -> Iterator[int]:
+    """Places of lengths of a function's own arrays: one that is longer holds as much, and more."""
+    for line in re.finditer(r"(?m)^ +(?:static )?(?:int|char|uint\w+|size_t) [^=;(]*;", code):
+        outside = re.findall(r"(?m)^\w.*", code[: line.start()])
+        if not outside or "(" not in outside[-1]:
+            continue  # in a struct, whose size may be one that others know
+        for found in re.finditer(r"\b(\w+)\[(\d+)\](?!\[)", line[0]):
+            if not re.search(rf"\bsizeof\b[ (*]*{found[1]}\b|\b[A-Z_]+\({found[1]}\b", code):
+                yield line.start() + found.start(2)
+
+
 def of_c(file: str, text: str) -> Iterator[Mutation]:
     code = masked(text)
     functions = [(found.start(), found[1]) for found in C_FUNCTION.finditer(code)]
@@ -319,15 +354,21 @@ def of_c(file: str, text: str) -> Iterator[Mutation]:
         inside = next((name for at, name in reversed(functions) if at <= start), "")
         return Mutation(file, start, end, new, what, inside)
 
-    differences = {found.start(2) for found in C_DIFFERENCE.finditer(code)}
+    same = set()  # places of comparisons of which it is no matter whether they hold for equals
+    if not C_FLOATING.search(code):
+        for one in C_SAME_WHEN_EQUAL:
+            same.update(found.start(2) for found in one.finditer(code))
     for pattern, new in C_SWAPS:
         for found in re.finditer(pattern, code):
-            if new == ">=" and found.start() in differences:
+            if found.start() in same and new in ("<", "<=", ">", ">="):
                 continue
             yield made(found.start(), found.end(), new, "operator")
+    longer = set(lengths_that_nobody_asks_for(code))
     for found in C_NUMBER.finditer(code):
         # 1 is mostly a truth, and so becomes none: 2 would be as good.
         other = "0" if found[1] == "1" else str(int(found[1]) + 1)
+        if found.start() in longer and other != "0":
+            continue
         yield made(found.start(), found.end(), other, "constant")
     for found in C_STATEMENT.finditer(code):
         if not re.match(r"(return|goto|struct|const|int|uint\w+|size_t|static)\b", found[2]):

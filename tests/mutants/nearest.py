@@ -94,6 +94,11 @@ def speak_of(word: str) -> list[str]:
     return [name for name, text in test_files().items() if pattern.search(text)]
 
 
+def reading_signatures() -> list[str]:
+    """Files of tests that look at what arguments are when they are left out."""
+    return [name for name, text in test_files().items() if "inspect.signature" in text]
+
+
 def nearest(file: str, inside: str) -> list[str]:
     """Files of tests, the nearest first."""
     weights = Counter(together(file))

@@ -37,7 +37,7 @@ from typing import Any
 import mutations
 import through
 from mutations import Mutation
-from nearest import LEFT_OUT, nearest
+from nearest import LEFT_OUT, nearest, reading_signatures
 from trees import FAULTS, NORMAL, ROOT, CannotBuild, Copy, adopt_orphans
 from unseen import UNSEEN
 
@@ -127,10 +127,10 @@ def begin(place: pathlib.Path, ready: Any) -> None:
 def c_test_passes(name: str) -> bool:
     """One of tests/c, in the copy; what no longer pleases the compiler is no matter."""
     words = [f"T={name}", "WARNINGS=-w", "JOBS=1", f"CC={copy.compiler()}"]
-    quiet: dict[str, Any] = {"cwd": copy.root, "capture_output": True, "text": True}
+    quiet: dict[str, Any] = {"cwd": copy.root, "capture_output": True}
     built = subprocess.run(["make", "c-programs", *words], **quiet)
     if built.returncode:
-        raise CannotBuild(built.stderr)
+        raise CannotBuild(built.stderr.decode(errors="replace"))
     try:
         done = subprocess.run(["make", "ctest", *words], timeout=C_TEST_S, **quiet)
     except subprocess.TimeoutExpired:
@@ -164,6 +164,9 @@ def to_run(mutation: Mutation) -> Iterator[list[str]]:
         yield from ([file] for file in files)
         return
     rank = {file: number for number, file in enumerate(files)}
+    if mutation.what == mutations.DEFAULT:  # which may be compared, though nobody leaves it out
+        reading = sorted(reading_signatures(), key=lambda file: rank.get(file, len(rank)))
+        yield from ([file] for file in reading)
     yield from ([f"{file}::"] for file in newer if rank.get(file, len(rank)) < NEAR)
     yield from ([file] for file in files[:NEAR] if file in unmarked)
     passed = [test for test in told.tests if test.endswith(".c")]
@@ -378,14 +381,19 @@ def marked_tree(texts: dict[str, str], numbers: dict[tuple[str, int], int]) -> C
 def mark_c(tree: pathlib.Path, size: int, files: list[str]) -> None:
     """Run each C test, or some, with a map of its own."""
     quiet: dict[str, Any] = {"cwd": tree, "capture_output": True, "timeout": SUITE_S}
+    times = KEPT / "times.json"
+    seconds = json.loads(times.read_text()) if times.exists() else {}
     with (KEPT / "programs.told").open("ab") as file:
         for path in files or c_programs():
             own = KEPT / "program"
             own.write_bytes(bytes(size))
             name = pathlib.Path(path).stem.removeprefix("test_")
             words = ["make", "ctest", "WARNINGS=-w", "JOBS=2", f"T={name}"]
+            begun = time.monotonic()
             subprocess.run(words, env={**os.environ, "MUTANTS_MAP": str(own)}, **quiet)
+            seconds[path] = time.monotonic() - begun
             pickle.dump(("program", path, zlib.compress(own.read_bytes(), 1)), file)
+    times.write_text(json.dumps(seconds))
 
 
 def c_programs() -> list[str]:

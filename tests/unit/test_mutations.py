@@ -147,11 +147,53 @@ def test_where_in_a_table_something_lies_is_nobodys_matter():
     assert mutations.why_nobody_measures("operator", line.format(">>"), line.format("<<"))
 
 
-def test_a_difference_that_is_at_least_0_is_the_same_for_equal_numbers():
-    line = "static int f(int a, int b) {\n  return %s;\n}\n"
-    found = [one.new for one in mutations.of("a.c", line % "a->n > b ? a->n - b : 0")]
-    assert ">=" not in found and "+" in found
-    assert ">=" in [one.new for one in mutations.of("a.c", line % "a > b ? a : 0")]
+@pytest.mark.parametrize(
+    ("statement", "is_same"),
+    [
+        ("return a->n > b ? a->n - b : 0;", True),
+        ("return a < b ? a : b;", True),
+        ("return a <= b ? a : b;", True),
+        ("return c || a > b ? a : b;", True),
+        ("c -= a > (int)b ? (int)b : a;", True),
+        ("take(c, a < b ? b : a);", True),
+        ("if (a->n > (int)b) a->n = (int)b;", True),
+        ("return a > b ? a : 0;", False),
+        ("return a > b ? a - b : 1;", False),
+        ("return a > b ? a - b : 0 - c;", False),
+        ("return c + a < b ? a : b;", False),  # what is compared is the sum
+        ("return a < b ? a : b + 1;", False),
+        ("return a < b ? a : b(c);", False),
+        ("return c == a < b ? a : b;", False),
+        ("if (a > b) a = b + 1;", False),
+        ("if (a > b) b = a + 1;", False),
+        ("if (c && a > b) a = b; else a = 0;", False),
+        ("double d = a < b ? a : b;", False),  # of 0.0 and -0.0 one is negative
+    ],
+)
+def test_of_two_equal_numbers_it_is_no_matter_which_is_taken(statement, is_same):
+    text = f"static int f(int a, int b) {{\n  {statement}\n}}\n"
+    found = {one.new for one in mutations.of("a.c", text)} & {"<", "<=", ">", ">="}
+    assert bool(found) != is_same
+
+
+@pytest.mark.parametrize(
+    ("text", "is_left_out"),
+    [
+        ("static int f(void) {\n  int a[2], c;\n  take(a);\n}\n", True),
+        ("static int f(int x,\n             int y) {\n  char a[20];\n  take(a);\n}\n", True),
+        ("static int f(void) {\n  char a[20];\n  take(a, sizeof a);\n}\n", False),
+        ("static int f(void) {\n  char a[20];\n  take(a, sizeof(a));\n}\n", False),
+        ("static int f(void) {\n  char a[20];\n  take(a, LENGTH(a));\n}\n", False),
+        ("static int f(void) {\n  int a[2][3];\n  take(a);\n}\n", False),
+        ("static int f(void) {\n  int a[2] = {0};\n  take(a);\n}\n", False),
+        ("struct s {\n  int a[2];\n};\n", False),
+        ("static int f(void) {\n  take(a[2]);\n}\n", False),
+        ("int a[2];\n", False),
+    ],
+)
+def test_an_array_of_a_function_may_be_longer_where_nobody_asks_how_long(text, is_left_out):
+    found = {one.lines(text)[1] for one in mutations.of("a.c", text) if one.what == "constant"}
+    assert any("a[3]" in line or "a[21]" in line for line in found) != is_left_out
 
 
 def test_another_word_for_no_and_for_none_is_no_change():
@@ -171,9 +213,23 @@ def test_a_method_that_others_define_is_not_changed():
     assert len(mutations.of("a.py", text.replace("NotImplementedError", "ValueError"))) == 1
 
 
-def test_an_assertion_is_not_changed():
+def test_an_assertion_is_not_changed_nor_made_weaker():
     found = mutations.of("a.py", "rows = zip(a, b, strict=True)\nsum(c, start=1)\n")
     assert {one.new for one in found} == {"zip(b, a, strict=True)", "2", "pass"}
+    found = mutations.of("a.py", "assert a is None and (b or c) and d < 2, f(3)\n")
+    assert {one.new for one in found} == {
+        "(a is not None)", "(b and c)", "(d <= 2)", "(d >= 2)", "3",
+    }  # fmt: skip
+    assert mutations.of("a.py", "raise AssertionError\n") == []
+    assert len(mutations.of("a.py", "raise AssertionError(2)\n")) == 1
+
+
+def test_what_is_left_out_of_a_call_is_a_kind_that_readers_of_signatures_see():
+    found = mutations.of("a.py", "def f(a, b=-2, *, c=True):\n    return g(a, 3)\n")
+    kinds = {one.new: one.what for one in found}
+    assert {kinds.pop(new) for new in ("(2)", "3", "False")} == {mutations.DEFAULT}
+    assert mutations.DEFAULT not in kinds.values()
+    assert "tests/tensors/test_defaults.py" in nearest.reading_signatures()
 
 
 @pytest.mark.parametrize(
