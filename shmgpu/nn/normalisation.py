@@ -194,7 +194,7 @@ class _RunningStatistics(_Affine):
     def _share(self) -> Any:
         """How far the running statistics go, in training; the batches are counted."""
         if not self.training or self.num_batches_tracked is None:
-            return 0.0
+            return None  # they stay as they are
         with no_grad():
             self.num_batches_tracked.add_(1)
             if self.momentum is None:  # the mean of all batches

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
 import http.client
@@ -14,6 +15,7 @@ import orjson
 import pytest
 from serve import servers
 
+from shmgpu.serve.frontend import aside
 from shmgpu.serve.protocol import datatypes, http_codec, json_reader
 from shmgpu.serve.protocol.types import DEFAULT_LIMITS, ProtocolError, RequestLimits
 
@@ -281,3 +283,26 @@ def test_a_long_answer_is_compressed_as_a_short_one(server):
 
 def test_the_limits_are_what_the_page_says():
     assert (DEFAULT_LIMITS.json_values, DEFAULT_LIMITS.json_containers) == (1 << 20, 1 << 18)
+
+
+def test_the_thread_beside_the_loop_ends_with_it_and_takes_nothing_that_still_waits():
+    begun, go_on, done = threading.Event(), threading.Event(), []
+
+    def holds_on():
+        begun.set()
+        return go_on.wait(20)
+
+    async def course():
+        beside = aside.AsideThread()
+        thread = await beside.run(threading.current_thread)
+        first = asyncio.ensure_future(beside.run(holds_on))
+        second = asyncio.ensure_future(beside.run(done.append, 1))
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
+        threading.Timer(0.05, go_on.set).start()
+        beside.close()
+        assert not thread.is_alive() and await first
+        second.cancel()
+
+    asyncio.run(course())
+    assert done == []

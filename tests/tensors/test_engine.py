@@ -548,6 +548,20 @@ def full_op():
     return TABLE["full"]
 
 
+@pytest.mark.parametrize("is_later", [False, True])
+def test_what_is_kept_is_there_whether_or_not_the_answer_goes_ahead_of_it(backend, is_later):
+    child, works = Child(session.Engine(backend)), []
+    (one,), _ = child.run(make_ones(), numbers=(3.0,))
+    program = steps_of([BIG], [(e.NEG, (0,)), (e.EXP, (0,))], (2,), (1,))
+    later = (lambda work, failed: works.append(work)) if is_later else None
+    (kept,), (seen,) = child.run(program, handles=(one,), later=later)
+    assert (plain(seen) == -3).all() and len(works) == is_later
+    for work in works:
+        work()
+    _, (seen,) = child.run(steps_of([BIG], [(e.NEG, (0,))], (), (1,)), handles=(kept,))
+    np.testing.assert_allclose(plain(seen), -np.exp(np.full((20, 20), 3, "f4")), rtol=1e-6)
+
+
 def test_bytes_are_counted_and_kept_to_the_quota(backend):
     engine = session.Engine(backend, quota=4000)
     child = Child(engine)

@@ -7,6 +7,7 @@ nobody would notice if it did nothing.
 from __future__ import annotations
 
 import argparse
+import ast
 import functools
 import importlib
 import inspect
@@ -191,3 +192,32 @@ def test_a_keyword_is_given_by_a_test(one):
             inside = rf"(?:[^()]|\({inside}*\))"
         given = re.search(rf"\bmodel\({inside}*?\b{keyword}=", text_of_the_tests())
     assert given, f"no test gives {one}: {TOLD}"
+
+
+def functions_of(text: str) -> Iterator[tuple[str, bool, dict[str, str]]]:
+    """(name, whether it is an overload, the defaults by argument) of each function."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            places = [*node.args.posonlyargs, *node.args.args]
+            given = [*zip(reversed(places), reversed(node.args.defaults), strict=False)]
+            given += zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+            defaults = {one.arg: ast.unparse(value) for one, value in given if value is not None}
+            is_overload = any("overload" in ast.unparse(one) for one in node.decorator_list)
+            yield node.name, is_overload, defaults
+
+
+def test_what_type_checkers_are_told_is_left_out_is_what_a_call_leaves_out():
+    compared, overloads = 0, []
+    for path in sorted(pathlib.Path(shmgpu.__file__).parent.rglob("*.py")):
+        for name, is_overload, defaults in functions_of(path.read_text(encoding="utf-8")):
+            if is_overload:
+                overloads.append((name, defaults))
+                continue
+            while overloads:  # they stand right before what they are of
+                other, told = overloads.pop()
+                assert other == name
+                for argument, value in told.items():
+                    if value != "...":
+                        compared += 1
+                        assert defaults.get(argument, value) == value, f"{name} {argument}"
+    assert compared >= 10

@@ -113,7 +113,7 @@ def _rows(program: Any, values: list[Any]) -> tuple[int, int]:
     if bounds is None:  # it is computed from another axis
         return 0, 0
     # Unless it was given, the upper bound is an infinity, which is no int.
-    most = int(bounds.upper) if bounds.upper < MOST_ROWS else MOST_ROWS
+    most = int(min(bounds.upper, MOST_ROWS))
     # Two is the exporter's own bound, which it writes down and does not hold programs to.
     least = int(bounds.lower)
     return least if least > 2 else 1, most
