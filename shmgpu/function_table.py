@@ -294,10 +294,10 @@ class DeclaredFunction:
 
     def __repr__(self) -> str:
         pool = f" of pool {self.pool!r}" if self.pool else ""
-        return f"<shmgpu function {self.name}{self._parameters()}{pool}>"
+        return f"<shmgpu function {self.name}{self.parameters()}{pool}>"
 
-    def _parameters(self) -> str:
-        """Those of a caller, without their types."""
+    def parameters(self) -> str:
+        """Those of a caller, without their types: ``"(x, scale=1.0)"``."""
         signature = self.__signature__
         if signature is None:
             return ""

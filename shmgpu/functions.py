@@ -29,7 +29,7 @@ from shmgpu.child.quick import QuickFunction
 from shmgpu.child.raw_calls import RawCall
 from shmgpu.common.parsers import parse_bool, parse_count, shortened
 from shmgpu.common.progress import ProgressBar
-from shmgpu.errors import ArenaFull, ConfigError
+from shmgpu.errors import ArenaFull, BadParams, ConfigError
 from shmgpu.function_table import Batch, DeclaredFunction, seconds_or_none
 
 if TYPE_CHECKING:
@@ -110,7 +110,8 @@ class Function(DeclaredFunction, QuickFunction, Calls[P, R]):
             Args:
                 iterables: one for each positional argument, read as results are taken; the shortest
                     ends it, as with :func:`map`.
-                in_flight: the most calls in flight; by default twice the window, and 16 at least.
+                in_flight: the most calls in flight; by default twice the window, and 16 at least,
+                    but no more than the function's ``max_queue``.
                 progress: draw a bar; None means on a terminal only.
 
             Example:
@@ -125,7 +126,7 @@ class Function(DeclaredFunction, QuickFunction, Calls[P, R]):
 
         def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> int:
             """As :func:`broadcast`."""
-            return runtime.require_port().broadcast(self, args, kwargs)
+            return _broadcast(self, args, kwargs, None)
 
     @property
     def version(self) -> int:
@@ -249,7 +250,7 @@ class Bound(Calls[P, R]):
 
         def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> int:
             """As the function's own."""
-            return runtime.require_port().broadcast(self.target, args, kwargs, self.settings)
+            return _broadcast(self.target, args, kwargs, self.settings)
 
         def submit(self, *args: P.args, **kwargs: P.kwargs) -> CallFuture[R]:
             """As the function's own."""
@@ -267,6 +268,19 @@ class Bound(Calls[P, R]):
         ) -> Iterator[R]:
             """As the function's own."""
             return _map(self.target, iterables, self.settings, in_flight, progress)
+
+
+def _broadcast(
+    target: Function[Any, Any], args: Any, kwargs: Any, settings: CallOptions | None
+) -> int:
+    """As :func:`broadcast`; a helper that got what its function does not take would be replaced."""
+    port = runtime.require_port()
+    if target.__signature__ is not None:
+        try:
+            target.__signature__.bind(*args, **kwargs)
+        except TypeError as error:
+            raise BadParams(f"{target.name}: {error}: it takes {target.parameters()}") from None
+    return port.broadcast(target, args, kwargs, settings)
 
 
 def _submit(
@@ -339,6 +353,8 @@ def _map(
     port = runtime.require_port()
     if in_flight is None:
         in_flight = 2 * max(core.port_window(), 8)
+        if target.max_queue:  # of one more call the function would raise QueueFull
+            in_flight = min(in_flight, target.max_queue)
     return _map_lazily(target, iterables, settings, in_flight, progress, port)
 
 

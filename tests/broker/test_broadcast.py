@@ -266,10 +266,12 @@ def test_what_cannot_be_broadcast_is_refused_in_a_sentence():
             set_weights.broadcast(object())
         with pytest.raises(shmgpu.ArenaFull):
             set_weights.broadcast(np.zeros(8 << 20, np.uint8))
-        with pytest.raises(shmgpu.BroadcastError, match="TypeError"):
-            set_weights.broadcast()
-        until(lambda: shmgpu.stats()["broker"]["helper_respawns"] == 1, "that one is replaced")
+        with pytest.raises(shmgpu.BadParams, match=r"it takes \(weights, also=None\)"):
+            set_weights.options(timeout=60).broadcast()
+        with pytest.raises(shmgpu.BadParams, match="unexpected keyword argument 'alos'"):
+            shmgpu.broadcast(set_weights, np.zeros(1), alos=None)
         assert set_weights.broadcast(np.zeros(1)) == 1
+        assert [found[3] for found in everywhere()] == [1, 1]  # no helper was replaced
 
 
 @shmgpu.function

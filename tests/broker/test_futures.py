@@ -45,6 +45,12 @@ def big(helper, n):
     return np.full(n, 3, np.uint8)
 
 
+@shmgpu.function(arrays="numpy", max_queue=2)
+def few(helper, seconds):
+    time.sleep(seconds)
+    return seconds
+
+
 @shmgpu.function(arrays="numpy")
 def fails(helper, x):
     raise ValueError(str(x))
@@ -400,6 +406,13 @@ def test_map_has_twice_the_window_in_flight_and_16_at_least(window, most):
         next(results)
         assert len(taken) == most
         results.close()
+
+
+def test_map_has_no_more_in_flight_than_may_wait(running):
+    taken = []
+    results = few.map(taken.append(n) or 0.01 for n in range(20))
+    assert next(results) == 0.01 and len(taken) == 2
+    assert list(results) == [0.01] * 19
 
 
 def test_map_raises_what_a_call_raised(running):
