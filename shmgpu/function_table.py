@@ -83,7 +83,8 @@ class Batch:
 
     Args:
         max_size: the most rows (not calls) that run as one.
-        max_delay: seconds a call may wait for others; None: no call waits.
+        max_delay: seconds a call may wait for others, half of its timeout at most; None: no call
+            waits.
     """
 
     max_size: int = 32

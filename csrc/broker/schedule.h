@@ -20,7 +20,8 @@
  *   batches    formed in gather(): the message at the head is joined by queued ones of its batch
  *              key, one for each child and round, up to max_rows. That counts as their children's
  *              turn. A batch goes out at once, unless its function asks for a delay: then messages
- *              are held until the batch is full or the delay is over.
+ *              are held until the batch is full or the delay is over, or half of the time that one of
+ *              them has until its deadline.
  *   gangs      a message for several helpers at once is handed to all of them in one step. So gangs
  *              come in the same order in every helper's pipe, and two can never wait for each
  *              other. They have a domain of their own, with the same priorities and turns. One

@@ -41,6 +41,15 @@ void shmi_hold_remove(shmi_schedule_t *s, uint32_t number) {
   }
 }
 
+/* Until when the request may wait for others: its function's delay, and at most half of the time that
+ * it has itself, so that the other half is left to be served in. */
+static uint64_t due_of(const shmi_request_t *r, uint64_t now_ns) {
+  uint64_t delay_ns = r->function->batch_delay_ns, deadline_ns = r->frame.deadline_ns;
+  uint64_t left_ns = deadline_ns > now_ns ? deadline_ns - now_ns : 0;
+  if (deadline_ns != 0 && left_ns / 2 < delay_ns) delay_ns = left_ns / 2;
+  return now_ns + delay_ns;
+}
+
 int shmi_hold_put(shmi_schedule_t *s, uint32_t number, uint64_t now_ns) {
   shmi_request_t *r = &s->requests[number];
   shmi_hold_t *found = NULL;
@@ -54,16 +63,18 @@ int shmi_hold_put(shmi_schedule_t *s, uint32_t number, uint64_t now_ns) {
     if (!hold->used && found == NULL) found = hold;
   }
   if (found == NULL) return 0;
+  uint64_t due_ns = due_of(r, now_ns);
   if (!found->used) {
     *found = (shmi_hold_t){.key = r->frame.batch_key,
-                      .due_ns = now_ns + r->function->batch_delay_ns,
+                      .due_ns = due_ns,
                       .max_rows = r->function->batch_max_rows,
                       .domain = r->domain,
                       .priority = r->frame.priority,
                       .used = 1};
     s->holds_used++;
-    if (s->hold_timer == 0 || found->due_ns < s->hold_timer) s->hold_timer = found->due_ns;
   }
+  if (due_ns < found->due_ns) found->due_ns = due_ns;
+  if (s->hold_timer == 0 || found->due_ns < s->hold_timer) s->hold_timer = found->due_ns;
   r->state = SHMI_REQUEST_HELD;
   r->hold = (uint16_t)(found - s->holds + 1);
   r->next = SHMI_NONE;

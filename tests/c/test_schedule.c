@@ -650,6 +650,31 @@ TEST(a_delayed_batch_waits_for_company_until_its_time) {
   close_schedule();
 }
 
+TEST(a_call_waits_for_company_at_most_half_of_its_own_time) {
+  functions[1].batch_max_rows = 4;
+  functions[1].batch_delay_ns = 5 * MS;
+  open_schedule(3, 1, 1);
+  uint32_t numbers[2];
+  numbers[0] = put_batched(0, 1, 7, 1);
+  shmi_frame_t hasty = frame_of(1);
+  hasty.batch_key = 7;
+  hasty.deadline_ns = now + 4 * MS;
+  numbers[1] = put_frame(hasty, 1);
+  CHECK_EQ(shmi_schedule_next_timer(s), now + 2 * MS);
+  now += 2 * MS - 1;
+  expect_nothing();
+  now += 1;
+  expect_batch(numbers, 2);
+  shmi_frame_t patient = frame_of(1);
+  patient.batch_key = 7;
+  patient.deadline_ns = now + 20 * MS;
+  numbers[0] = put_frame(patient, 1);
+  CHECK_EQ(shmi_schedule_next_timer(s), now + 5 * MS);
+  now += 5 * MS;
+  expect_batch(numbers, 1);
+  close_schedule();
+}
+
 TEST(a_delayed_batch_that_is_full_waits_no_longer) {
   functions[1].batch_max_rows = 3;
   functions[1].batch_delay_ns = 5 * MS;
