@@ -89,7 +89,8 @@
     "the broker belongs to another user, whose programs alone may broadcast, because that lasts "  \
     "when its sender has left: call the function, or have the broker started with --trust-group")  \
   X(SHM_EQUEUE_FULL, -43,                                                                          \
-    "as many calls of the function wait as its max_queue says: call again later, or less often")   \
+    "more calls of the function would wait than its max_queue says: call again later, or less "     \
+    "often")                                                                                        \
   X(SHM_ERATE, -44,                                                                                \
     "the broker's quotas allow this program no more calls a second: call again later, or less "      \
     "often, or have its rate raised")

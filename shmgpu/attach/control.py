@@ -79,7 +79,7 @@ class Listed:
     log: pathlib.Path | None
 
     def __str__(self) -> str:
-        log = f"log     {self.log}" if self.log else "output  where shmgpu up was started"
+        log = f"log     {self.log}" if self.log else "output  where it was started"
         by = f", started by {self.program}" if self.program else ""
         return f"process {self.pid}{by}\n  socket  {self.path}\n  {log}"
 

@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import pickle
+import signal
 import sys
 import traceback
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ from shmgpu.broker.role_host import RoleHost
 from shmgpu.child import runtime
 from shmgpu.common import config, logs, parsers
 from shmgpu.common.module_loader import NotLoaded
+from shmgpu.common.termination import SIGNAL_BASE
 from shmgpu.errors import LaunchError, SessionError, ShmError
 
 
@@ -113,6 +115,8 @@ def _serve_all(request: Mapping[str, Any], report: StartReport) -> None:
             words=words,
             **request["settings"],
         )
+    except KeyboardInterrupt:  # it was asked to end, and has
+        sys.exit(SIGNAL_BASE + signal.SIGINT)
     finally:
         if record is not None:
             record.end()

@@ -74,6 +74,8 @@ from shmgpu.child.transport import CompletionHandler, Transport
 from shmgpu.codec.layout import NO_LONE_VALUE, RESULT_AT, read_lone_value
 from shmgpu.errors import ArenaFull, ShmError
 
+PAUSED = "its pool is paused, and goes on after shmgpu resume"
+
 _ndarray = np.ndarray
 
 
@@ -263,7 +265,7 @@ class Port(Replies):
             # whether the broker or this process saw the deadline pass. (reply.status does not tell
             # which: it is not written if our clock did.)
             call.late_sequence = reply.sequence
-            raise self._timeout(target.name)
+            raise self._timeout(target.name, call)
         if status == core.EWINDOW:
             raise ShmError(
                 f"{target.name} was called from a signal handler, or from __del__, in the middle "
@@ -300,8 +302,9 @@ class Port(Replies):
                 raise core.error_of(status, "the larger output buffer could not be offered")
         return self.transport.wait(reply.sequence, call.deadline_ns, reply)
 
-    def _timeout(self, name: str) -> ShmError:
-        return core.error_of(core.ETIMEOUT, name)
+    def _timeout(self, name: str, call: Call) -> ShmError:
+        """Its deadline has passed; more time may not be what helps."""
+        return core.error_of(core.ETIMEOUT, name, PAUSED * core.is_paused(call.plan.pool))
 
     def _tidy(self) -> None:
         """Give up the calls that exceptions have struck, and keep what is still theirs.
@@ -520,7 +523,9 @@ class Port(Replies):
 
     def expire(self, ticket: Ticket) -> None:
         """The deadline of a submitted call has passed: its handler hears of it."""
-        self._dismiss(ticket, self._timeout(core.function_name(ticket.call.plan.row)))
+        if ticket.handler is not None:
+            name = core.function_name(ticket.call.plan.row)
+            self._dismiss(ticket, self._timeout(name, ticket.call))
 
     def _dismiss(self, ticket: Ticket, error: ShmError) -> None:
         """Nobody waits for a submitted call any more; its handler hears why."""

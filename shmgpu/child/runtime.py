@@ -44,6 +44,7 @@ SHUT_DOWN = (
     "shmgpu.ensure() first, which joins the one that programs share and starts it where none runs, "
     "or shmgpu.init() again, which starts one for this program alone"
 )
+NO_BROKER_INLINE = "no broker is running, and none counts: init(inline=True) starts no process"
 LOADING = (
     "a broker is loading this module for its functions, and can neither join nor start another "
     'meanwhile: put what the program does, this call too, under if __name__ == "__main__":'
@@ -115,6 +116,8 @@ def start(runtime: Runtime) -> None:
     port = runtime.port
     quick.use(port)
     core.reworded.clear()
+    if runtime.inline:
+        core.reworded[core.ENOT_RUNNING] = NO_BROKER_INLINE
     if runtime.if_lost:
         core.reworded.update(dict.fromkeys((core.EBROKER_DIED, core.ESTOPPED), runtime.if_lost))
 

@@ -53,6 +53,6 @@ def _run(options: argparse.Namespace) -> int:
             once=options.once,
             json=options.json,
             interval=options.interval,
-            serve=options.serve or (ANY_PORT if options.web else ""),
+            serve=ANY_PORT if options.web and options.serve is None else options.serve,
         )
     )

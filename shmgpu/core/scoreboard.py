@@ -20,6 +20,13 @@ def broker_stats() -> dict[str, int]:
     return as_dict(stats, "shm_broker_stats_t")
 
 
+def is_paused(pool: int) -> bool:
+    """Whether that pool starts no calls for now."""
+    stats = ffi.new("shm_broker_stats_t *")
+    status = lib.shm_get_broker_stats(stats)
+    return status >= 0 and bool(stats.paused_pools >> pool & 1)
+
+
 def child_stats(child: int) -> dict[str, Any]:
     """Counters of one child; ``bytes`` is a dict by kind."""
     stats = ffi.new("shm_child_stats_t *")

@@ -26,14 +26,14 @@ class TopOptions:
         once: print one sample and end.
         json: print it as one JSON object.
         interval: seconds between samples, and over which rates are taken.
-        serve: the address at which a page and metrics are served; "": a terminal shows it.
+        serve: the address at which a page and metrics are served; None: a terminal shows it.
     """
 
     pid: int | None = None
     once: bool = False
     json: bool = False
     interval: float = 1.0
-    serve: str = ""
+    serve: str | None = None
 
 
 def run(options: TopOptions) -> int:
@@ -47,9 +47,9 @@ def run(options: TopOptions) -> int:
     """
     if options.json and not options.once:
         raise ConfigError("--json prints one sample: add --once")
-    if options.once and options.serve:
+    if options.once and options.serve is not None:
         raise ConfigError("--once prints one sample, and --web and --serve answer: use one of them")
-    if options.serve:
+    if options.serve is not None:
         from shmgpu.watch import web
 
         web.run(choose(options.pid), options.pid, options.interval, options.serve)

@@ -362,8 +362,11 @@ def test_a_paused_pool_keeps_calls_until_it_goes_on(place):
         "    one.add_done_callback(lambda _, seconds=seconds: ended.append(seconds))\n"
         "try:\n"
         "    served_here.double.options(timeout=0.05)(np.ones(1))\n"
-        "except shmgpu.CallTimeout:\n"
-        "    print('timed out', waits.done(), shmgpu.stats()['helpers'][0]['in_flight'])\n"
+        "except shmgpu.CallTimeout as error:\n"
+        "    late = served_here.double.options(timeout=0.05).submit(np.ones(1)).exception()\n"
+        "    assert str(late) == str(error)\n"
+        "    print(str(error).rpartition(': ')[2], waits.done())\n"
+        "    print(shmgpu.stats()['helpers'][0]['in_flight'])\n"
         "command('resume')\n"
         "print(waits.result().tolist(), ended, shmgpu.stats()['broker']['paused_pools'])\n"
         "command('pause', 'nowhere')\n"
@@ -371,7 +374,8 @@ def test_a_paused_pool_keeps_calls_until_it_goes_on(place):
     assert said == [
         "pool default: paused: its calls wait",
         "1",
-        "timed out False 0",
+        "allow more time (its pool is paused, and goes on after shmgpu resume) False",
+        "0",
         "pool default: goes on",
         "[2.0] [40, 60] 0",  # by deadline, as the broker was told to
         "shmgpu: the broker has no pool 'nowhere': its pools are default",

@@ -361,6 +361,14 @@ def test_exceptions_bring_type_message_and_traceback(running):
     assert who() == before  # the helper lives on
 
 
+def test_inline_there_is_nothing_to_count():
+    with (
+        shmgpu.init(inline=True),
+        pytest.raises(shmgpu.NotRunning, match=r"init\(inline=True\) starts no process"),
+    ):
+        shmgpu.stats()
+
+
 def test_inline_exceptions_have_the_original_as_their_cause():
     with start(True):
         with pytest.raises(shmgpu.RemoteError) as caught:

@@ -128,7 +128,9 @@ def seen():
     return one
 
 
-FULL = "as many calls of the function wait as its max_queue says: call again later, or less often"
+FULL = (
+    "more calls of the function would wait than its max_queue says: call again later, or less often"
+)
 
 
 def test_one_call_more_than_may_wait_is_refused(seen):

@@ -17,6 +17,7 @@ import pytest
 from broker.test_top import CALLS, CHILDREN, HELPERS, idle, wait_for  # noqa: F401
 from prometheus_client.parser import text_string_to_metric_families
 
+from shmgpu.cli import main as cli
 from shmgpu.errors import ConfigError, LaunchError
 from shmgpu.watch import follower, monitor, web
 
@@ -150,6 +151,11 @@ def test_addresses(text, expected):
         return
     with pytest.raises(ConfigError):
         web.parse_address(text)
+
+
+def test_an_empty_address_is_none(idle, capsys):  # noqa: F811
+    assert cli.main(["top", str(idle.pid), "--serve", ""]) == 1
+    assert "'' is no address" in capsys.readouterr().err
 
 
 def test_a_taken_address_is_a_sentence(page, idle):  # noqa: F811
