@@ -286,7 +286,8 @@ enum shm_event_kind {
   SHM_EVENT_SCALE_REFUSED = 21,   /* a pool (index) was to get attempts helpers: see exit_status, and
                                      shm_error_detail() */
   SHM_EVENT_PAUSED = 22,          /* a pool (index) starts no more calls */
-  SHM_EVENT_RESUMED = 23          /* and goes on */
+  SHM_EVENT_RESUMED = 23,         /* and goes on */
+  SHM_EVENT_HELPER_UNLOADED = 24  /* one that was idle for long has ended; another takes its place */
 };
 /* Why the broker itself ended a process. */
 enum shm_reason {
@@ -665,6 +666,17 @@ int shm_helper_finish(uint64_t delivery, int status, uint64_t value);
 /* shm_helper_finish(status, value) for everything that the last take returned, then shm_helper_take
  * without a time-out: one crossing of the binding for each call. */
 int shm_helper_step(shm_work_t *works, int max, int status, uint64_t value);
+/* From now on a take without a time-out returns SHM_EAGAIN when nothing has come for so long; 0:
+ * never. */
+int shm_helper_tell_idle(uint64_t after_ns);
+/* Nothing has come for long, and nothing is kept here: offer to end. If no message is on its way,
+ * the next take returns SHM_ESTOPPED, and the process that takes this one's place is no respawn after
+ * a death. */
+int shm_helper_offer_end(void);
+/* What has become of the session; without a word of it there is one. While it is SHM_SESSION_LOADING
+ * a call that waits for it does not count as hung, and its time begins when it is loaded. */
+enum shm_session { SHM_SESSION_LOADED = 0, SHM_SESSION_NONE = 1, SHM_SESSION_LOADING = 2 };
+int shm_helper_session(int state);
 /* Everything of the last take is finished, but some work is left: send the replies at once. Until
  * the next take the helper counts as busy, and as hung if that takes too long; if it dies, no call
  * fails. That work may read the callers' arenas, but must not write there. */
@@ -721,7 +733,9 @@ enum shm_helper_state {
   SHM_HELPER_DEAD = 3,
   SHM_HELPER_GIVEN_UP = 4,
   SHM_HELPER_LEAVING = 5,      /* finishes what it holds before it ends */
-  SHM_HELPER_ABSENT = 6        /* not needed now */
+  SHM_HELPER_ABSENT = 6,       /* not needed now */
+  SHM_HELPER_UNLOADED = 7,     /* ready: it makes its session when a call comes */
+  SHM_HELPER_LOADING = 8       /* a call has come, and it makes its session */
 };
 
 typedef struct shm_child_stats {

@@ -177,6 +177,7 @@ helper/executor                     helper
 helper/batch_policy                 helper
 helper/batch_executor               helper
 helper/broadcasts                   helper
+helper/lazy                         helper
 helper/process                      helper
 helper/inline                       helper
 

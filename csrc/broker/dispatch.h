@@ -90,6 +90,8 @@ void shmi_dispatch_give_up_helper(shmi_dispatch_t *dispatch, int helper, int poo
  * has finished what it holds, and no result that it keeps waits for room, its pipe is closed, so it
  * ends. */
 void shmi_dispatch_retire_helper(shmi_dispatch_t *dispatch, int helper);
+/* Whether it ends because it had nothing to do, and another one is to take its place. */
+int shmi_dispatch_helper_is_unloading(const shmi_dispatch_t *dispatch, int helper);
 int shmi_dispatch_helper_is_closed(const shmi_dispatch_t *dispatch, int helper);
 /* Whether a broadcast failed there: its pipe is closed once it holds nothing, and it is to be
  * replaced. */

@@ -225,6 +225,35 @@ static void failed_to_start(shmi_dispatch_t *d, int h) {
   if (!d->helpers[h].is_retiring) d->scoreboard->helper_stats[h].state = SHM_HELPER_DEAD;
 }
 
+static int keeps_a_result(const shmi_dispatch_t *d, int h) {
+  for (int slot = 0; slot < d->config.children; slot++) {
+    if (d->children[slot].parked > 0 && (d->children[slot].parked_at >> h & 1) != 0) return 1;
+  }
+  return 0;
+}
+
+/* From here on it gets nothing new, and once it holds nothing its pipe is closed, so it ends. */
+static void begin_retiring(shmi_dispatch_t *d, int h, int state) {
+  shmi_schedule_helper_down(d->schedule, h);
+  d->helpers[h].is_retiring = 1;
+  d->retiring |= UINT64_C(1) << h;
+  d->scoreboard->helper_stats[h].state = state;
+  shmi_dispatch_excuse(d, h);
+}
+
+/* It was idle when it said so; by now something may be on its way to it. */
+static void unload(shmi_dispatch_t *d, int h) {
+  shmi_helper_t *helper = &d->helpers[h];
+  int has_work = helper->in_flight > 0 || helper->out_count > 0 || helper->grow_head != SHMI_NONE ||
+                 helper->applies || helper->is_behind || helper->is_condemned;
+  if (helper->state != SHMI_PEER_UP || helper->is_retiring || d->holding || has_work ||
+      keeps_a_result(d, h)) {
+    return;
+  }
+  helper->is_unloading = 1;
+  begin_retiring(d, h, SHM_HELPER_UNLOADED); /* to others it is that already */
+}
+
 /* Returns 0 at end of file. */
 static int read_helper(shmi_dispatch_t *d, int h, int at_end) {
   shmi_helper_t *helper = &d->helpers[h];
@@ -246,6 +275,8 @@ static int read_helper(shmi_dispatch_t *d, int h, int at_end) {
       } else if (frame->kind == SHMI_FRAME_READY && helper->state == SHMI_PEER_STARTING) {
         if (frame->status != 0) failed_to_start(d, h);
         else if (!shmi_dispatch_must_catch_up(d, h)) shmi_dispatch_made_up(d, h);
+      } else if (frame->kind == SHMI_FRAME_IDLE) {
+        unload(d, h);
       }
     }
     d->scoreboard->helper_stats[h].in_flight = helper->in_flight;
@@ -273,13 +304,6 @@ void shmi_dispatch_look_at_pages(shmi_dispatch_t *d) {
     }
     d->scoreboard->helper_stats[h].in_flight = helper->in_flight;
   }
-}
-
-static int keeps_a_result(const shmi_dispatch_t *d, int h) {
-  for (int slot = 0; slot < d->config.children; slot++) {
-    if (d->children[slot].parked > 0 && (d->children[slot].parked_at >> h & 1) != 0) return 1;
-  }
-  return 0;
 }
 
 void shmi_dispatch_close_retired(shmi_dispatch_t *d) {
@@ -318,7 +342,8 @@ int shmi_dispatch_add_helper(shmi_dispatch_t *d, int h, int down_fd, int up_fd, 
   shmi_dispatch_spare(d, h);
   helper->is_blocked = 0;
   helper->heard_early = 0;
-  helper->is_retiring = 0;
+  int state = helper->is_unloading ? SHM_HELPER_UNLOADED : SHM_HELPER_STARTING;
+  helper->is_retiring = helper->is_unloading = 0;
   if (d->scoreboard->helper_stats[h].state != SHM_HELPER_UNUSED) notify_all(d);
   helper->must_notify = 0;
   helper->notices = 0;
@@ -329,7 +354,7 @@ int shmi_dispatch_add_helper(shmi_dispatch_t *d, int h, int down_fd, int up_fd, 
   memset(helper->by_delivery, 0, sizeof helper->by_delivery);
   shm_helper_stats_t *stats = &d->scoreboard->helper_stats[h];
   stats->pid = pid;
-  stats->state = SHM_HELPER_STARTING;
+  stats->state = state;
   stats->generation = generation;
   stats->pool = d->config.helper_pool[h];
   return shmi_poll_set_add(&d->poll_set, up_fd, SHMI_POLL_ARRIVALS, SHMI_WATCHED_HELPER, h);
@@ -442,7 +467,9 @@ void shmi_dispatch_remove_helper(shmi_dispatch_t *d, int h, shmi_victim_t *victi
   shmi_descriptor_close(&helper->up_fd);
   shmi_descriptor_close(&helper->files_fd);
   shm_helper_stats_t *stats = &d->scoreboard->helper_stats[h];
-  stats->state = helper->is_retiring ? SHM_HELPER_ABSENT : SHM_HELPER_DEAD;
+  stats->state = helper->is_unloading  ? SHM_HELPER_UNLOADED
+                 : helper->is_retiring ? SHM_HELPER_ABSENT
+                                       : SHM_HELPER_DEAD;
   stats->pid = 0;
   stats->in_flight = 0;
   if (!was_asked) {
@@ -477,17 +504,18 @@ void shmi_dispatch_give_up_helper(shmi_dispatch_t *d, int h, int pool_too) {
 void shmi_dispatch_retire_helper(shmi_dispatch_t *d, int h) {
   drop_helper(d, h, 0, SHM_HELPER_ABSENT, SHM_EHELPER_GONE);
   if (d->helpers[h].state == SHMI_PEER_NONE) return; /* dead, and not replaced yet */
-  shmi_schedule_helper_down(d->schedule, h);
-  d->helpers[h].is_retiring = 1;
-  d->retiring |= UINT64_C(1) << h;
-  d->scoreboard->helper_stats[h].state = SHM_HELPER_LEAVING;
-  shmi_dispatch_excuse(d, h);
+  d->helpers[h].is_unloading = 0;
+  begin_retiring(d, h, SHM_HELPER_LEAVING);
   notify_all(d);
   shmi_dispatch_close_retired(d);
 }
 
 int shmi_dispatch_helper_is_closed(const shmi_dispatch_t *d, int h) {
   return d->helpers[h].state != SHMI_PEER_NONE && d->helpers[h].down_fd < 0;
+}
+
+int shmi_dispatch_helper_is_unloading(const shmi_dispatch_t *d, int h) {
+  return d->helpers[h].is_unloading;
 }
 
 int shmi_dispatch_helper_is_condemned(const shmi_dispatch_t *d, int h) {
@@ -529,6 +557,8 @@ uint64_t shmi_dispatch_hung(shmi_dispatch_t *d, uint64_t now_ns, uint64_t *next_
     uint64_t again_ns = now_ns + d->least_hang_ns;
     shmi_clock_earliest(next_ns, again_ns);
     shmi_helper_page_t *page = shmi_scoreboard_helper(h);
+    int loads = atomic_load_explicit(&page->session, memory_order_acquire) == SHM_SESSION_LOADING;
+    if (loads) continue; /* which may take as long as it takes */
     uint64_t executing = atomic_load_explicit(&page->executing, memory_order_acquire);
     uint64_t since_ns, hang_after_ns;
     if (executing != 0) {

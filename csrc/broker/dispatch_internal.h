@@ -63,6 +63,7 @@ typedef struct shmi_helper {
   uint8_t is_condemned; /* or one failed there: it gets no calls */
   uint32_t heard_early; /* calls whose end its page reported before their replies arrived */
   int is_retiring;
+  uint8_t is_unloading; /* it retires because it was idle: another one takes its place at once */
   int must_notify;      /* it is to be told that a child has left */
   uint32_t notices;     /* sent since its last answer, or since its pipe was seen to be empty */
   uint64_t waited_ns;   /* when it was last seen to wait for other members of its gang */

@@ -220,10 +220,9 @@ static uint64_t timers(uint64_t at_ns) {
   if (now.phase == SHMI_PHASE_DRAINING) drain(at_ns, &next_ns);
   if (now.phase >= SHMI_PHASE_DRAINING) shmi_clock_earliest(&next_ns, now.deadline_ns);
   if (now.phase == SHMI_PHASE_ENDING) release(at_ns, &next_ns);
-  if (now.phase == SHMI_PHASE_RUNNING) {
-    shmi_roles_replace(at_ns, &next_ns);
-    end_idle(at_ns, &next_ns);
-  }
+  /* While others start, one may already have been idle for long enough to be replaced. */
+  if (now.phase <= SHMI_PHASE_RUNNING) shmi_roles_replace(at_ns, &next_ns);
+  if (now.phase == SHMI_PHASE_RUNNING) end_idle(at_ns, &next_ns);
   if (now.phase >= SHMI_PHASE_RUNNING && now.phase <= SHMI_PHASE_ENDING) {
     shmi_roles_end_hung(at_ns, &next_ns);
   }

@@ -207,6 +207,7 @@ static void helper_ended(int index, int pid, int exit_status, int was_let_go) {
   uint64_t at_ns = shmi_clock_ns();
   shmi_victim_t victim;
   int was_asked = shmi_dispatch_helper_is_closed(dispatch, index);
+  int was_unloading = shmi_dispatch_helper_is_unloading(dispatch, index);
   if (shmi_dispatch_helper_is_condemned(dispatch, index) && helper->reason == SHM_REASON_NONE) {
     helper->reason = SHM_REASON_BROADCAST;
   }
@@ -214,6 +215,16 @@ static void helper_ended(int index, int pid, int exit_status, int was_let_go) {
   if (phase >= SHMI_PHASE_ENDING) return;
   if (phase != SHMI_PHASE_STARTING && was_let_go) {
     retired(index, pid, exit_status, !was_asked, &victim);
+    return;
+  }
+  if (was_unloading) { /* it held nothing, however it ended */
+    shmi_process_table_report(
+        (shm_event_t){.kind = SHM_EVENT_HELPER_UNLOADED,
+                      .index = index,
+                      .pid = pid,
+                      .exit_status = exit_status,
+                      .generation = shmi_process_table_helper_generation(index)});
+    helper->respawn_ns = at_ns;
     return;
   }
   helper->deaths++;
@@ -425,6 +436,7 @@ void shmi_roles_end_hung(uint64_t at_ns, uint64_t *next_ns) {
   for (int i = 0; i < config->helper_count; i++) {
     helper_record_t *helper = &helpers[i];
     int is_to_end = shmi_process_table_helper_was_let_go(i) ||
+                    shmi_dispatch_helper_is_unloading(dispatch, i) ||
                     shmi_dispatch_helper_is_condemned(dispatch, i);
     if (helper->kill_ns == 0 && is_to_end && shmi_dispatch_helper_is_closed(dispatch, i)) {
       helper->kill_ns = at_ns + config->grace_ns; /* it has nothing left to do but to end */

@@ -50,6 +50,7 @@ static struct port {
   uint8_t is_short[SHM_MAX_FUNCTIONS]; /* the function's last call took less than HOLD_REPLIES_NS */
   uint64_t last_take[SHM_MAX_BATCH];
   uint64_t deferred_began_ns; /* when the work after an answer began; 0: there is none */
+  uint64_t tell_idle_ns; /* a take ends when nothing has come for so long; 0: it waits on */
   shmi_frame_t replies[REPLIES];
 } port = {.down_fd = -1, .up_fd = -1, .files_fd = -1, .kept_fd = -1, .helper = -1};
 
@@ -487,7 +488,8 @@ int shm_helper_take(shm_work_t *works, int max, int64_t timeout_ns) {
       continue;
     }
     if (flush() != SHM_OK || port.stopping) return SHM_ESTOPPED;
-    int status = look(timeout_ns);
+    int waits_for_ever = timeout_ns < 0 && port.tell_idle_ns == 0;
+    int status = look(waits_for_ever || timeout_ns >= 0 ? timeout_ns : (int64_t)port.tell_idle_ns);
     port.now_ns = shmi_clock_ns();
     port.last_look_ns = port.now_ns;
     if (status != SHM_OK) return status;
@@ -503,14 +505,41 @@ int shm_helper_step(shm_work_t *works, int max, int status, uint64_t value) {
   return shm_helper_take(works, max, -1);
 }
 
-int shm_helper_ready(int status) {
+/* To the parent, about this helper rather than a call. */
+static int tell(int kind, int status) {
   if (port.helper < 0) return SHM_ENOT_HELPER;
   shmi_frame_t frame = {.slot = (uint16_t)port.helper,
-                        .kind = SHMI_FRAME_READY,
+                        .kind = (uint8_t)kind,
                         .generation = port.generation,
                         .status = shmi_status_to_wire(status)};
   port.replies[port.reply_count++] = frame;
   return flush();
+}
+
+int shm_helper_ready(int status) { return tell(SHMI_FRAME_READY, status); }
+
+/* ---- sessions that come and go ---- */
+
+int shm_helper_tell_idle(uint64_t after_ns) {
+  if (port.helper < 0) return SHM_ENOT_HELPER;
+  port.tell_idle_ns = after_ns < INT64_MAX ? after_ns : INT64_MAX;
+  return SHM_OK;
+}
+
+int shm_helper_offer_end(void) { return tell(SHMI_FRAME_IDLE, SHM_OK); }
+
+int shm_helper_session(int state) {
+  if (port.helper < 0) return SHM_ENOT_HELPER;
+  if (state < SHM_SESSION_LOADED || state > SHM_SESSION_LOADING) return SHM_EBAD_CONFIG;
+  if (state == SHM_SESSION_LOADED) { /* what was taken has waited for it, and begins only now */
+    port.now_ns = shmi_clock_ns();
+    for (uint32_t i = 0; i < port.taken_count; i++) {
+      port.started_ns[port.last_take[i] % QUEUE] = port.now_ns;
+    }
+    atomic_store_explicit(&port.page->executing_since_ns, port.now_ns, memory_order_relaxed);
+  }
+  atomic_store_explicit(&port.page->session, (uint64_t)state, memory_order_release);
+  return SHM_OK;
 }
 
 int shmi_helper_port_serve(void) {

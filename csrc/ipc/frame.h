@@ -25,7 +25,8 @@ enum shmi_frame_kind {
   SHMI_FRAME_READY = 5,  /* a helper's session is made, or could not be made */
   SHMI_FRAME_CLEAR = 6,  /* to a helper: give back result.token bytes of memory at result.value */
   SHMI_FRAME_GONE = 7,   /* to a helper: a child has left; the scoreboard says which. No answer */
-  SHMI_FRAME_APPLY = 8   /* to a helper: run msg.func_ptr on the kept file that was sent before it */
+  SHMI_FRAME_APPLY = 8,  /* to a helper: run msg.func_ptr on the kept file that was sent before it */
+  SHMI_FRAME_IDLE = 9    /* from a helper: it has had nothing to do for long, and may end. No answer */
 };
 
 enum shmi_frame_flag {

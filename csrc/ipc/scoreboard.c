@@ -389,11 +389,21 @@ int shm_get_child_stats(int child, shm_child_stats_t *stats) {
   return end_reading(SHM_OK);
 }
 
+/* Of a helper that is ready. */
+static int state_of_session(uint64_t session) {
+  switch (session) {
+    case SHM_SESSION_NONE: return SHM_HELPER_UNLOADED;
+    case SHM_SESSION_LOADING: return SHM_HELPER_LOADING;
+    default: return SHM_HELPER_READY;
+  }
+}
+
 int shm_get_helper_stats(int helper, shm_helper_stats_t *stats) {
   if (!begin_reading()) return SHM_ENOT_RUNNING;
   if (helper < 0 || helper >= scoreboard.helpers) return end_reading(SHM_EBAD_CONFIG);
   *stats = scoreboard.helper_stats[helper];
   shmi_helper_page_t *page = shmi_scoreboard_helper(helper);
+  if (stats->state == SHM_HELPER_READY) stats->state = state_of_session(load(&page->session));
   stats->frames_sent = load(&page->frames_sent);
   stats->frames_received = load(&page->frames_received);
   stats->went_on = load(&page->went_on);

@@ -71,6 +71,7 @@ typedef struct shmi_helper_page { /* written by the helper: the control page */
   _Atomic uint64_t collective_bytes;
   _Atomic uint64_t collective_wait_ns;
   _Atomic uint64_t all_reduces[SHM_ALGORITHMS]; /* by shm_algorithm */
+  _Atomic uint64_t session;       /* a shm_session */
   shmi_outcome_t finished[SHMI_DELIVERY_RING];
   shmi_gang_cost_t costs[SHMI_DELIVERY_RING];
 } shmi_helper_page_t;

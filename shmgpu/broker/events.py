@@ -275,6 +275,17 @@ def helper_retired(event: dict[str, int], **_: Any) -> None:
     )
 
 
+def helper_unloaded(event: dict[str, int], **_: Any) -> None:
+    """One that was idle for long has ended, and its memory is given back."""
+    emit(
+        logging.INFO,
+        "helper_unloaded",
+        **_who("helper", event),
+        cause="no call had come for long",
+        action="another process takes its place, which loads when a call comes",
+    )
+
+
 def scale_refused(event: dict[str, int], *, pool: str, **_: Any) -> None:
     """Somebody asked for what a pool cannot have, or was not the one to ask."""
     emit(
@@ -335,6 +346,7 @@ WRITERS: dict[str, Callable[..., None]] = {
         child_protocol,
         draining,
         helper_retired,
+        helper_unloaded,
         idle,
         scaled,
         scale_refused,

@@ -61,6 +61,8 @@ def launch(
     children: int | None = None,
     helpers: int | Mapping[str, int] | None = None,
     session: Any = None,
+    lazy: bool | Mapping[str, bool] | None = None,
+    idle: float | Mapping[str, float] | None = None,
     devices: Any = None,
     arena: int | str | None = None,
     args: Sequence[Any] = (),
@@ -94,6 +96,10 @@ def launch(
         helpers: how many; or ``{"name": count}`` for several pools.
         session: ``session(helper)`` runs once in each helper; its return value becomes
             ``helper.session``. May be a dictionary by pool.
+        lazy: make a helper's session at its first call. May be a dictionary by pool.
+        idle: seconds without a call after which a helper that holds no tensors of a child gives
+            its session and its device memory back, until the next call; 0: never. May be a
+            dictionary by pool.
         devices: ``"cpu"``, ``"cuda:0"``, or a list that is assigned to helpers in turn; by
             default the machine's GPUs, else the CPU. May be a dictionary by pool.
         arena: bytes of each child's arena, as a number or ``"64MiB"``.
@@ -311,6 +317,8 @@ def init(
     arena: int | str | None = None,
     inline: bool = False,
     *,
+    lazy: bool | Mapping[str, bool] | None = None,
+    idle: float | Mapping[str, float] | None = None,
     seed: int | None = None,
     window: int | None = None,
     order: str | None = None,
@@ -338,7 +346,9 @@ def init(
             :func:`shmgpu.set_backend` says.
         arena: see there.
         inline: start no process: functions run in this one, for debuggers and unit tests.
-        seed: see :func:`launch` for this and all that follow. In the calling process only tensors
+        lazy: see :func:`launch` for this and all that follow.
+        idle: see there.
+        seed: see there. In the calling process only tensors
             are seeded, as in child 0; without a seed, an earlier :func:`manual_seed` applies.
         window: see there.
         order: see there.

@@ -44,6 +44,7 @@ class LaunchConfig:
         started = _pools(asked.pop("helpers", None))
         counts = _most_of_pools(asked.pop("max_helpers", None), started)
         session, devices = asked.pop("session", None), asked.pop("devices", None)
+        lazy, idle = asked.pop("lazy", None), asked.pop("idle", None)
         self.pools = {name: index for index, name in enumerate(counts)}
         self.helper_pool = [self.pools[name] for name in counts for _ in range(counts[name])]
         # A slot that no helper has at the start: the pool may be given more while it runs.
@@ -131,6 +132,9 @@ class LaunchConfig:
                     tuple(names),
                 )
             )
+        for setup in self.setups:
+            setup.is_lazy = config.resolve("lazy", _of_pool(lazy, setup.pool, counts, "lazy"))
+            setup.idle = config.resolve("idle", _of_pool(idle, setup.pool, counts, "idle"))
         # A GPU helper holds two messages, so that copy and compute can overlap.
         self.min_credit = [1] * len(counts)
         for number, device_name in enumerate(names):

@@ -305,9 +305,17 @@ class RoleHost(core.Host):
         report = self.helper_reports.read(event["index"])
         return {"cause": report.message if report else "no reason was left"}
 
+    def _on_helper_unloaded(self, event: dict[str, int]) -> None:
+        self.plan.setups[event["index"]].is_lazy = True
+
     def _on_helper_died(self, event: dict[str, int]) -> dict[str, str]:
+        cause = self._causes.of(event)
+        report = self.helper_reports.read(event["index"])
+        if report is not None:  # it was lazy
+            self.helper_reports.forget(event["index"])
+            cause = f"could not make its session: {report.message} ({cause})"
         return {
-            "cause": self._causes.of(event),
+            "cause": cause,
             "stack": self.helper_stacks.take(event["index"]),
         }
 

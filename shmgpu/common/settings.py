@@ -101,6 +101,23 @@ ROWS: tuple[Setting, ...] = (
         metavar="MODULE:NAME",
         detail=": `session(helper)` runs once in each helper; may be a dictionary by pool",
     ),
+    Setting(
+        *("lazy", "launch init broker ensure up", "bool | Mapping[str, bool]"),
+        "make a helper's session at its first call, not at the start",
+        parse_bool,
+        False,
+        metavar="",
+        detail="; may be a dictionary by pool; see [sessions that come and "
+        "go](../helper/README.md#sessions-that-come-and-go)",
+    ),
+    Setting(
+        *("idle", "launch init broker ensure up", "float | Mapping[str, float]"),
+        "seconds without a call after which a helper gives its session and its device memory back, "
+        "until the next call; 0: never",
+        parse_seconds,
+        0.0,
+        detail="; may be a dictionary by pool",
+    ),
     _argument(
         *("devices", "launch init broker ensure up doctor serve", "Any"),
         "devices that are assigned to helpers in turn, such as `cuda:0,cuda:1` or `cpu`",

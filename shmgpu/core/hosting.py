@@ -138,6 +138,7 @@ EVENT_NAMES = {
         "SCALE_REFUSED",
         "PAUSED",
         "RESUMED",
+        "HELPER_UNLOADED",
     )
 }
 REASON_HUNG = int(lib.SHM_REASON_HUNG)

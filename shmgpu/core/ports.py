@@ -108,6 +108,9 @@ helper_take: Callable[[Any, int, int], int] = lib.shm_helper_take
 helper_finish: Callable[[int, int, int], int] = lib.shm_helper_finish
 helper_go_on: Callable[[], int] = lib.shm_helper_go_on
 helper_goes_on: Callable[[int], int] = lib.shm_helper_goes_on
+helper_tell_idle: Callable[[int], int] = lib.shm_helper_tell_idle
+helper_offer_end: Callable[[], int] = lib.shm_helper_offer_end
+helper_session: Callable[[int], int] = lib.shm_helper_session
 
 # Kinds of work that are no plain calls.
 WORK_GROW: int = lib.SHM_WORK_GROW

@@ -34,6 +34,7 @@ def engine_of(helper: Helper, backend: str) -> Any:
             _keep_pages()
         engine = engines[backend] = Engine(made, config.resolve("resident"), _memory(made))
         helper.when_children_leave.append(lambda: _forget_those_who_left(engine))
+        helper.keeps_something.append(engine.keeps_arrays)
     return engine
 
 

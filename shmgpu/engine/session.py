@@ -230,6 +230,10 @@ class Engine:
         """(slot, generation) of each child for whom something is held."""
         return [(slot, generation) for slot, (generation, _) in self._tenants.items()]
 
+    def keeps_arrays(self) -> bool:
+        """Whether any child has a resident array here, or has yet to be told why it has none."""
+        return any(tenant.arrays or tenant.failed for _, tenant in self._tenants.values())
+
     def forget(self, slot: int) -> None:
         """The child is gone, and what was held for it with it."""
         self._tenants.pop(slot, None)

@@ -77,6 +77,8 @@ class Helper:
             something for each child.
         when_children_leave: functions without arguments that are called when a child has left,
             to release what was kept for it.
+        keeps_something: functions without arguments that tell whether a helper keeps what would
+            be lost with it: then it is not ended for being idle.
         later: what :meth:`afterwards` was given for the running calls; for the helper's loop.
     """
 
@@ -87,6 +89,7 @@ class Helper:
         "device",
         "generation",
         "id",
+        "keeps_something",
         "later",
         "out",
         "pool",
@@ -108,6 +111,7 @@ class Helper:
         self.version = 0
         self.caller = (0, 0)
         self.when_children_leave: list[Callable[[], None]] = []
+        self.keeps_something: list[Callable[[], bool]] = []
         self.later: list[tuple[Callable[[], None], Callable[[BaseException], None] | None]] = []
 
     def afterwards(

@@ -24,6 +24,7 @@ from shmgpu.helper import late
 from shmgpu.helper.batch_executor import BatchExecutor
 from shmgpu.helper.broadcasts import Broadcasts
 from shmgpu.helper.decoded import Helper
+from shmgpu.helper.lazy import Postponed, Works, offer_end, refuse
 from shmgpu.helper.shares import Share
 
 _unpack = struct.Struct(core.WORK_FORMAT).unpack_from
@@ -47,6 +48,10 @@ class Setup:
         share: of the cores; None where the threads are what was asked for.
         devices: names of all helpers' devices, by number.
         takes_functions: whether it serves one program, which may define functions as it runs.
+        is_lazy: whether the session is made at the first call. Once a helper has been ended for
+            being idle, all that take its place are.
+        idle: seconds without a call after which a helper that keeps nothing ends, and a fresh one
+            takes its place; 0: never.
         meeting_fd: file by which helpers with a GPU each make communicators; -1: there are not two.
     """
 
@@ -72,6 +77,8 @@ class Setup:
         self.share = share
         self.devices = devices
         self.takes_functions = False
+        self.is_lazy = False
+        self.idle = 0.0
         self.meeting_fd = -1
 
 
@@ -81,33 +88,65 @@ def run(number: int, generation: int, setup: Setup, report: Callable[[str, str],
     ``report`` is told the message and traceback of a session that could not be made.
     """
     helper = Helper(number, setup.device, setup.pool, generation)
+    taken = Works()
+    postponed: Postponed | None = None
+    if setup.is_lazy:
+        postponed = Postponed()
+        core.helper_session(core.SESSION_NONE)
+        core.helper_ready(core.OK)
+        if not postponed.wait(taken):
+            return int(taken.count != core.ESTOPPED)
+        core.helper_session(core.SESSION_LOADING)
     pid = os.getpid()
     try:
-        if setup.threads:
-            devices.set_threads(setup.threads)
-        if setup.device == "cpu":
-            devices.hide_from_children()
-        size = core.arena_bytes()
-        regions = [(core.arena_base(child), size) for child in range(setup.children)]
-        device = devices.make(setup.device, setup.gpu_memory, regions, core.maps_old_arena)
-        helper.when_children_leave.append(device.let_go_of_old_arenas)
-        if setup.share is not None:
-            helper.when_children_leave.append(setup.share.look)
-        if setup.session is not None:
-            helper.session = setup.session(helper)
+        executor = _load(helper, setup)
+        if postponed is not None:
+            postponed.apply(Broadcasts(executor))
     except BaseException as error:
         if os.getpid() != pid:
             end_copy("a session function")
         report(f"{type(error).__name__}: {error}", own_traceback(error))
-        core.helper_ready(core.ESESSION)
+        if postponed is None:
+            core.helper_ready(core.ESESSION)
+        else:
+            refuse(_executor(helper, setup, devices.make("cpu", 0, [])), taken, error)
         return 1
     if os.getpid() != pid:
         end_copy("a session function")
+    if setup.idle:
+        core.helper_tell_idle(int(setup.idle * 1e9))
+    if postponed is None:
+        core.helper_ready(core.OK)
+        taken.take()
+    else:
+        core.helper_session(core.SESSION_LOADED)
+    return (serve_overlapped if executor.device.is_cuda else serve)(executor, taken)
+
+
+def _load(helper: Helper, setup: Setup) -> BatchExecutor:
+    """Make the device and the session, and what runs functions on them."""
+    if setup.threads:
+        devices.set_threads(setup.threads)
+    if setup.device == "cpu":
+        devices.hide_from_children()
+    size = core.arena_bytes()
+    regions = [(core.arena_base(child), size) for child in range(setup.children)]
+    device = devices.make(setup.device, setup.gpu_memory, regions, core.maps_old_arena)
+    helper.when_children_leave.append(device.let_go_of_old_arenas)
+    if setup.share is not None:
+        helper.when_children_leave.append(setup.share.look)
+    if setup.session is not None:
+        helper.session = setup.session(helper)
     function_table.find_bodies()
     if setup.takes_functions:
         late.take()
+    return _executor(helper, setup, device)
+
+
+def _executor(helper: Helper, setup: Setup, device: Any) -> BatchExecutor:
     base, reserved = core.reservation()
-    executor = BatchExecutor(
+    size = core.arena_bytes()
+    return BatchExecutor(
         helper,
         function_table.by_row,
         core.window_on(base, reserved),
@@ -115,11 +154,9 @@ def run(number: int, generation: int, setup: Setup, report: Callable[[str, str],
         lambda slot: (core.arena_base(slot), core.arena_base(slot) + size),
         device,
         setup.parked,
-        Backends(number, setup.devices, setup.meeting_fd),
+        Backends(helper.id, setup.devices, setup.meeting_fd),
         watches=config.resolve("debug"),
     )
-    core.helper_ready(core.OK)
-    return serve_overlapped(executor) if device.is_cuda else serve(executor)
 
 
 def end_copy(who: str) -> None:
@@ -132,13 +169,13 @@ def end_copy(who: str) -> None:
     os._exit(1)
 
 
-def serve(executor: BatchExecutor) -> int:
+def serve(executor: BatchExecutor, taken: Works) -> int:
     """Take calls until there are no more.
 
     The call that repeats (plain arrays and values in and one array out, as promised) is run right
     here, because every Python frame it does without is time that other processes get.
     """
-    works, view = core.new_works(core.MAX_BATCH)
+    works, view, count = taken.works, taken.view, taken.count
     capacity = core.MAX_BATCH
     step, unpack, count_bytes = core.helper_step, _unpack_one, core.count_bytes
     copied_out = core.BYTES_COPIED_OUT
@@ -151,7 +188,6 @@ def serve(executor: BatchExecutor) -> int:
     later = helper.later
     broadcasts = Broadcasts(executor)
     ndarray = np.ndarray
-    count = core.helper_take(works, capacity, -1)
     while True:
         if count == 1:
             function, params, sequence, size, generation, slot, kind = unpack(view)
@@ -210,6 +246,9 @@ def serve(executor: BatchExecutor) -> int:
                 return _end(executor)
         elif count == core.EINTR:
             _look_after(helper)
+            count = core.helper_take(works, capacity, -1)
+        elif count == core.EAGAIN:
+            offer_end(helper)
             count = core.helper_take(works, capacity, -1)
         elif count == core.ESTOPPED:
             return 0
@@ -296,17 +335,16 @@ class _Started:
             core.helper_finish(delivery, status, value)
 
 
-def serve_overlapped(executor: BatchExecutor) -> int:
+def serve_overlapped(executor: BatchExecutor, taken: Works) -> int:
     """As :func:`serve`, with up to two batches on the device, so that copy and compute overlap.
 
     A batch is answered when its event has come: at once when nothing else is queued, else after
     the next one's work has been enqueued. Answers go out in the order of hand-over.
     """
-    works, view = core.new_works(core.MAX_BATCH)
+    works, view, count = taken.works, taken.view, taken.count
     started: deque[_Started] = deque()
     broadcasts = Broadcasts(executor)
     while True:
-        count = core.helper_take(works, core.MAX_BATCH, 0 if started else -1)
         if count > 0:
             one = _start(executor, broadcasts, view, count)
             started.append(one)
@@ -321,7 +359,10 @@ def serve_overlapped(executor: BatchExecutor) -> int:
             if executor.broken:
                 return _end(executor)
         elif count == core.EAGAIN:
-            started.popleft().finish(executor)
+            if started:
+                started.popleft().finish(executor)
+            else:
+                offer_end(executor.helper)
         elif count == core.EINTR:
             _look_after(executor.helper)
         else:
@@ -331,6 +372,7 @@ def serve_overlapped(executor: BatchExecutor) -> int:
                 return 0
             logger.error("the helper ends: %s", core.status_text(count))
             return 1
+        count = core.helper_take(works, core.MAX_BATCH, 0 if started else -1)
 
 
 def _start(executor: BatchExecutor, broadcasts: Broadcasts, view: Any, count: int) -> _Started:

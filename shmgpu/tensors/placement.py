@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from shmgpu import core
 from shmgpu.attach import control, membership
 from shmgpu.child import runtime
 from shmgpu.common import config
@@ -19,7 +20,6 @@ from shmgpu.tensors import current, functions
 from shmgpu.watch.stats import stats
 
 DEVICE = "tensor device"
-READY = 2  # a shm_helper_state: its session is made
 COMES_WITHIN_S = 60.0
 LOOK_AGAIN_S = 0.02
 
@@ -108,7 +108,8 @@ def _ready(means: runtime.Runtime) -> list[int]:
     if means.inline:
         return [0]
     rows = stats()["helpers"]
-    return [n for n, row in enumerate(rows) if row["pool"] == 0 and row["state"] == READY]
+    serving = core.HELPERS_THAT_SERVE
+    return [n for n, row in enumerate(rows) if row["pool"] == 0 and row["state"] in serving]
 
 
 def _fit(means: runtime.Runtime) -> list[int]:

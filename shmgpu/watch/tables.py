@@ -15,6 +15,7 @@ from shmgpu.common.wording import counted
 
 Row = dict[str, Any]
 BAR_CELLS = 8
+SERVING = ("ready", "unloaded", "loading")  # states of helpers that get calls
 PLAIN_CHILDREN = 20  # a print-out shows the busiest
 
 
@@ -256,7 +257,7 @@ def headline(sample: dict[str, Any]) -> tuple[str, str]:
     """Two lines about the whole broker."""
     broker, rates = sample["broker"], sample["rates"]
     running = sum(row["state"] == "running" for row in sample["children"])
-    ready = sum(row["state"] == "ready" for row in sample["helpers"])
+    ready = sum(row["state"] in SERVING for row in sample["helpers"])
     state = "up" if sample["running"] else "ended after"
     first = f"broker {sample['pid']}  {state} {clock(sample['uptime_s'])}  {sample['command']}"
     models = sample.get("models") or []

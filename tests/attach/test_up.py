@@ -233,6 +233,23 @@ def test_pools_are_called_by_their_names(place):
         assert re.search(r"^ *0 +ready +small ", shown, re.M), shown
 
 
+def test_a_session_is_made_for_the_first_program_and_given_back_after_the_last(place):
+    with place.up("--lazy", "--idle", "0.05", SHMGPU_LOG="info") as broker:
+        words = ("shmgpu", "top", str(broker.process.pid), "--once", "--interval", "0.1")
+        assert re.search(r"^ *0 +unloaded ", place.run(*words)[1], re.M)
+        told = place.program(
+            "import numpy as np, served_here, shmgpu\n"
+            "shmgpu.connect()\n"
+            "row = lambda: shmgpu.stats()['helpers'][0]\n"
+            "first = served_here.who(np.zeros(1))\n"
+            "while row()['generation'] == 1: pass\n"
+            "print(first != served_here.who(np.zeros(1)) == row()['pid'], row()['deaths'])\n"
+        )
+        assert told == "True 0"
+        broker.process.send_signal(signal.SIGTERM)
+        assert 'helper_unloaded role="helper 0"' in broker.end()
+
+
 def test_ctrl_c_while_a_detached_broker_starts_ends_that_too(place):
     (place.directory / "slow.py").write_text(
         "import os, pathlib, time\n"

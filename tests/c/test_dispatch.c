@@ -410,6 +410,74 @@ TEST(a_call_that_a_dead_helper_had_goes_to_another_or_is_answered) {
   close_peers();
 }
 
+static void offers_to_end(int h) {
+  shmi_frame_t idle = {.kind = SHMI_FRAME_IDLE, .slot = (uint16_t)h};
+  CHECK_EQ(shmi_pipe_write(hands[h].up_fd, &idle, 1), 1);
+}
+
+TEST(an_idle_helper_that_offers_to_end_may_unless_it_has_something_to_do) {
+  open_peers(1, 1, 1);
+  child_sends(0, bound_to(fn_plain, 1));
+  turn();
+  offers_to_end(0); /* before it has seen the call */
+  turn();
+  CHECK(!shmi_dispatch_helper_is_unloading(d, 0));
+  helper_reads(0);
+  helper_ends(0, 0, SHM_ENEEDS_SPACE);
+  turn();
+  CHECK_EQ(child_reads(0), 1);
+  offers_to_end(0); /* it keeps a result that waits for room */
+  turn();
+  CHECK(!shmi_dispatch_helper_is_unloading(d, 0));
+  child_grows(0, &kids[0].last);
+  turn();
+  helper_reads(0);
+  helper_ends(0, 0, SHM_OK);
+  turn();
+  shmi_dispatch_hold(d, 1); /* the broker ends: nobody would take its place */
+  offers_to_end(0);
+  turn();
+  CHECK(!shmi_dispatch_helper_is_unloading(d, 0));
+  shmi_dispatch_hold(d, 0);
+  offers_to_end(0);
+  turn();
+  CHECK(shmi_dispatch_helper_is_unloading(d, 0) && shmi_dispatch_helper_is_closed(d, 0));
+  child_sends(0, bound_to(fn_plain, 1)); /* waits for who takes its place */
+  turn();
+  helper_dies(0);
+  CHECK_EQ(shmi_scoreboard()->helper_stats[0].deaths, 0);
+  helper_comes(0);
+  CHECK(!shmi_dispatch_helper_is_unloading(d, 0));
+  helper_reads(0);
+  helper_ends(0, 0, SHM_OK);
+  turn();
+  CHECK_EQ(child_reads(0), 2);
+  expect_all_ended();
+  close_peers();
+}
+
+TEST(a_call_does_not_hang_while_its_helper_makes_a_session_for_it) {
+  open_peers(1, 1, 1);
+  shmi_frame_t call = call_of(fn_hangs);
+  call.msg.params = (void *)(uintptr_t)shmi_arena_address(0);
+  child_sends(0, call);
+  turn();
+  helper_reads(0);
+  shmi_helper_page_t *page = shmi_scoreboard_helper(0);
+  uint64_t now_ns = (uint64_t)harness_now_ns(), next_ns;
+  atomic_store(&page->executing_since_ns, now_ns);
+  atomic_store(&page->executing, hands[0].frames[0].delivery << 16 | 1);
+  atomic_store(&page->session, SHM_SESSION_LOADING);
+  CHECK_EQ(shmi_dispatch_hung(d, now_ns + 30000000, &next_ns), 0);
+  CHECK(next_ns > now_ns + 30000000); /* it is looked at again */
+  atomic_store(&page->session, SHM_SESSION_LOADED);
+  CHECK_EQ(shmi_dispatch_hung(d, now_ns + 30000000, &next_ns), 1);
+  helper_ends(0, 0, SHM_OK);
+  turn();
+  expect_all_ended();
+  close_peers();
+}
+
 TEST(a_call_for_a_helper_that_is_not_there_is_told_why) {
   open_peers(1, 3, 1);
   const struct {
@@ -586,10 +654,11 @@ static void any_helper_event(void) {
     return;
   }
   if (helper_reads(h) == 0 && shmi_dispatch_helper_is_closed(d, h)) {
+    if (shmi_dispatch_helper_is_unloading(d, h)) CHECK_EQ(hands[h].count, 0);
     helper_ended(h, 0);
     return;
   }
-  uint64_t what = roll(40);
+  uint64_t what = roll(42);
   if (what < 30) {
     for (uint64_t i = roll(6); i > 0; i--) any_end(h);
   } else if (what < 36 && hands[h].count > 0) {
@@ -605,6 +674,8 @@ static void any_helper_event(void) {
     is_let_go[h] = 1;
   } else if (what == 38) {
     shmi_dispatch_hold(d, 1);
+  } else if (what >= 40) {
+    offers_to_end(h); /* whatever it holds */
   } else {
     shmi_dispatch_hold(d, 0);
   }

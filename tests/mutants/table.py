@@ -1073,6 +1073,20 @@ MUTANTS = [
     Mutant(
         "core",
         "csrc/broker/dispatch_helpers.c",
+        "helper->is_retiring || d->holding || has_work ||",
+        "helper->is_retiring || d->holding ||",
+        CORE + "test_an_idle_helper_that_offers_to_end_may_unless_it_has_something_to_do",
+    ),
+    Mutant(
+        "core",
+        "csrc/broker/dispatch_helpers.c",
+        "if (loads) continue;",
+        "(void)loads;",
+        CORE + "test_a_call_does_not_hang_while_its_helper_makes_a_session_for_it",
+    ),
+    Mutant(
+        "core",
+        "csrc/broker/dispatch_helpers.c",
         "drop_helper(d, h, 0, SHM_HELPER_ABSENT, SHM_EHELPER_GONE);",
         "drop_helper(d, h, 0, SHM_HELPER_ABSENT, SHM_ENO_HELPERS);",
         CORE + "test_a_call_that_is_held_for_a_helper_that_is_let_go_is_answered",

@@ -15,7 +15,7 @@ from typing import Any
 from shmgpu.child import runtime
 from shmgpu.common import config, parsers
 from shmgpu.common.logs import logger
-from shmgpu.core import HELPER_READY
+from shmgpu.core import HELPER_READY, HELPER_STATES
 from shmgpu.errors import ConfigError, ShmError
 from shmgpu.tensors import functions
 from shmgpu.tensors import recorder as recording
@@ -27,7 +27,6 @@ from shmgpu.watch.stats import stats
 from shmgpu.watch.tables import align
 
 LIMIT = 20_000  # rows of each tape
-STATES = ("unused", "starting", "ready", "dead", "given up", "leaving", "absent")
 
 
 class NotDebugging(ShmError):
@@ -244,7 +243,7 @@ def get_worker_stats() -> dict[int, dict[str, Any]]:
         }
         made = {
             number: {
-                "state": STATES[row["state"]],
+                "state": HELPER_STATES[row["state"]],
                 "pool": row["pool_name"],
                 "messages": row["finished"],
                 "busy_ms": row["busy_ns"] / 1e6,
