@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from shmgpu.distributed.layout import Layout
@@ -29,7 +30,9 @@ def fully_shard(
     *,
     mesh: DeviceMesh,
     reshard_after_forward: bool = True,
+    shard_placement_fn: Callable[[Tensor], Shard | None] | None = None,
     mp_policy: MixedPrecisionPolicy | None = None,
+    ignored_params: Iterable[Tensor] | None = None,
 ) -> Module:
     """Cut a module's parameters over a mesh, in place; they are gathered while it is at work.
 
@@ -42,13 +45,19 @@ def fully_shard(
         mesh: of one axis, or such a part of one; parameters that lie on another axis of it stay so.
         reshard_after_forward: gather once more for the backward pass, instead of keeping what was
             gathered.
+        shard_placement_fn: along which axis a parameter is cut: a :class:`Shard`, or None for its
+            first axis that is not cut yet.
         mp_policy: in which types the module computes, and gradients are added.
+        ignored_params: parameters that are left as they lie. On no mesh yet, they are the same on
+            all helpers of this one, and so are their gradients, which are added.
 
     Returns:
         The module.
 
     Raises:
-        ValueError: the mesh has several axes, or the module was cut before.
+        ValueError: the mesh has several axes, the module was cut before, or it cannot be cut along
+            the axis that ``shard_placement_fn`` names.
+        TypeError: ``shard_placement_fn`` gives something else.
     """
     if mesh.ndim != 1:
         raise ValueError(
@@ -56,15 +65,21 @@ def fully_shard(
         )
     if _MARK in module.__dict__:
         raise ValueError("fully_shard: the module was cut before: call it once for each")
+    ignored = set(ignored_params or ())
     homes: list[tuple[Module, str]] = []
     lies: dict[Tensor, tuple[Layout, Layout]] = {}
     for owner in _own(module):
         for name, parameter in owner._parameters.items():
             if parameter is None:
                 continue
+            if parameter in ignored:
+                if said(parameter._node) is None:
+                    put(parameter, mesh, [Replicate()])
+                continue
             homes.append((owner, name))
             if parameter not in lies:
-                lies[parameter] = _cut(parameter, mesh)
+                wanted = shard_placement_fn(parameter) if shard_placement_fn is not None else None
+                lies[parameter] = _cut(parameter, mesh, wanted)
     policy = mp_policy or MixedPrecisionPolicy()
     unit = next(_UNITS) if reshard_after_forward else None
     forward = module.forward
@@ -96,13 +111,30 @@ def _own(module: Module) -> list[Module]:
     return found
 
 
-def _cut(parameter: Tensor, mesh: DeviceMesh) -> tuple[Layout, Layout]:
-    """Cut it along its first axis that is not cut yet; how it lies while it is whole, and now."""
+def _cut(parameter: Tensor, mesh: DeviceMesh, wanted: Shard | None) -> tuple[Layout, Layout]:
+    """Cut it, as is wanted, or along its first axis that is not cut yet.
+
+    Returns how it lies while it is whole, and how it lies now.
+    """
     before = said(parameter._node)
     on_mesh = before if before is not None and before.mesh is mesh.whole else None
     taken = on_mesh.sharded if on_mesh is not None else ()
     dims = [dim for dim in range(parameter.ndim) if dim not in taken]
     placement: Placement = Shard(dims[0]) if dims else Replicate()
+    if wanted is not None:
+        if not isinstance(wanted, Shard):
+            raise TypeError(
+                f"fully_shard: shard_placement_fn gave {wanted!r} for a parameter of shape "
+                f"{tuple(parameter.shape)}: return Shard(axis), or None for its first axis"
+            )
+        dim = wanted.dim + parameter.ndim if wanted.dim < 0 else wanted.dim
+        if dim not in dims:
+            why = "is cut already" if dim in taken else "does not exist"
+            raise ValueError(
+                f"fully_shard: shard_placement_fn gave {wanted} for a parameter of shape "
+                f"{tuple(parameter.shape)}, whose axis {wanted.dim} {why}: choose one of {dims}"
+            )
+        placement = Shard(dim)
     whole = mesh.layout([Replicate()], parameter.ndim, on_mesh)
     put(parameter, mesh, [placement])
     return whole, said(parameter._node)

@@ -195,6 +195,28 @@ def test_each_member_holds_its_part_of_what_is_fully_sharded(two):
         assert figures["children"][0]["bytes"] <= 4 * whole / 2 + 1024  # and two of state, grad
 
 
+def test_what_is_fully_sharded_is_cut_where_it_is_told_to_and_what_is_ignored_is_not(two, alone):
+    mesh = two.mesh(2)
+    net = model()
+    first, last = net[0], net[-1]
+    for layer in (first, last):
+        fully_shard(
+            layer,
+            mesh=mesh,
+            shard_placement_fn=lambda one: Shard(-1) if one.ndim == 2 else None,
+            ignored_params={last.up.weight},
+        )
+    fully_shard(net, mesh=mesh)
+    assert first.up.weight.placements == (Shard(1),) and first.up.bias.placements == (Shard(0),)
+    assert last.up.weight.placements == (Replicate(),)
+    assert last.down.weight.placements == (Shard(1),)
+    rows = on(mesh, Shard(0))
+    expect(trained(net, rows(X), rows(TARGET)), alone)
+    for wrong, why in ((Shard(2), "does not exist"), (Replicate(), "return Shard")):
+        with pytest.raises((TypeError, ValueError), match=why):
+            fully_shard(nn.Linear(2, 2), mesh=mesh, shard_placement_fn=lambda one, w=wrong: w)
+
+
 def test_two_forms_at_once_on_a_mesh_of_two_axes(four, alone):
     mesh = four.mesh(2, 2, names=("data", "tensor"))
     net = parallelize_module(model(), mesh["tensor"], TENSOR)
