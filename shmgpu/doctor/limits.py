@@ -153,7 +153,7 @@ def pipes(machine: Machine, plan: Plan) -> Verdict:
         small = min(small, 2)
     elif largest < PIPE_PAGES * PAGE:
         fix = f"sudo sysctl fs.pipe-max-size={PIPE_PAGES * PAGE}"
-    frames = (small - 1 if small > 1 else 1) * FRAMES_OF_A_PAGE
+    frames = max(small - 1, 1) * FRAMES_OF_A_PAGE
     if frames < plan.window:
         return warn(
             f"some pipes will hold {frames} messages, so some children have a window of {frames} "

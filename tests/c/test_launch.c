@@ -1121,3 +1121,41 @@ TEST(a_caller_that_cannot_map_its_arena_is_told_so_and_leaves_nothing) {
   CHECK(harness_now_ns() - began_ns < 4 * SECOND_NS); /* nobody waits for it to send a word */
   expect_nothing_left();
 }
+
+/* ---- what a child forks ---- */
+
+/* In a process of the child's own: it parts with the broker, with blocks in use or without. */
+static void in_a_fork(echo_t *alive) {
+  pid_t pid = fork();
+  CHECK_SYS(pid);
+  if (pid == 0) {
+    CHECK_EQ(shm_disown(), SHM_OK);
+    CHECK_EQ(harness_mappings("shmgpu-arena"), alive != NULL);
+    if (alive != NULL) {
+      CHECK_EQ(alive->out, 6); /* as its owner left it */
+      CHECK_EQ(shm_free(alive), SHM_OK);
+      CHECK_EQ(harness_mappings("shmgpu-arena"), 0);
+    }
+    _exit(33);
+  }
+  int status;
+  CHECK_EQ(waitpid(pid, &status, 0), pid);
+  CHECK(WIFEXITED(status));
+  CHECK_EQ(WEXITSTATUS(status), 33);
+}
+
+static int forks_twice(int child) {
+  (void)child;
+  in_a_fork(NULL);
+  echo_t *echo = echo_new(5);
+  CHECK_EQ(call(fn_add_one, echo), SHM_OK);
+  in_a_fork(echo);
+  CHECK_EQ(echo->out, 6);
+  CHECK_EQ(shm_free(echo), SHM_OK);
+  return 0;
+}
+
+TEST(what_a_child_forked_keeps_the_arena_as_long_as_a_block_of_it_lives) {
+  broker_open(1, 1);
+  launch_well(forks_twice);
+}

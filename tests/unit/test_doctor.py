@@ -141,9 +141,10 @@ def finding(machine, plan, name):
     return found
 
 
-def limits(name, value):
+def limits(name, value, hard=None):
     """The file of limits with another one."""
-    text, count = re.subn(rf"(?m)^({name} +)\S+ +\S+", rf"\g<1>{value} {value}", LIMITS)
+    both = f"{value} {hard or value}"
+    text, count = re.subn(rf"(?m)^({name} +)\S+ +\S+", rf"\g<1>{both}", LIMITS)
     assert count == 1
     return {"proc/self/limits": text}
 
@@ -193,7 +194,9 @@ ROWS = [
     ("files of the system", {"files": {"proc/sys/fs/file-nr": "799990 0 800000"}}, {}, FAILURE,
      "10 left", "fs.file-max"),
     ("user's processes", {"files": limits("Max processes", 3)}, {"children": 8}, FAILURE,
-     "9 processes", "ulimit -u"),
+     "9 processes", "ulimit -u 15 (as root; for good"),
+    ("user's processes", {"files": limits("Max processes", 3, 63000)}, {"children": 8}, FAILURE,
+     "9 processes", "ulimit -u 15 (for good"),
     ("user's processes", {"files": limits("Max processes", 5)}, {}, WARNING, "threads",
      "ulimit -u"),
     ("user's processes",
@@ -215,6 +218,11 @@ ROWS = [
      {"children": 8}, FAILURE, "room for 6", "pids/box/pids.max"),
     ("system's processes", {"files": {"proc/sys/kernel/pid_max": "410"}}, {"children": 32},
      FAILURE, "kernel.pid_max", "sysctl kernel.pid_max"),
+    ("system's processes", {"files": {"proc/sys/kernel/pid_max": "99"}}, {}, FAILURE,
+     "room for 0", "sysctl kernel.pid_max"),
+    ("system's processes",
+     {"files": {"proc/sys/kernel/pid_max": "9", "proc/loadavg": "0.10 0.20 0.30"}},
+     {"children": 8}, WARNING, "room for 9", "sysctl kernel.pid_max"),
     ("system's processes", {"files": {"proc/sys/kernel/threads-max": "404"}}, {"children": 2},
      WARNING, "threads", "kernel.threads-max"),
     ("pipes", {}, {"children": 512, "window": 896}, WARNING, "window of 64", "pages-soft=32832"),
@@ -225,6 +233,11 @@ ROWS = [
     ("pipes", {"files": {"proc/sys/fs/pipe-max-size": "4096"}}, {"window": 128}, WARNING,
      "window of 64", "fs.pipe-max-size"),
     ("pipes", {"pipe": 8192}, {"window": 65}, WARNING, "window of 64", "pages-soft"),
+    ("pipes", {"pipe": 8192, "files": {"proc/sys/fs/pipe-max-size": "65536"}}, {"window": 65},
+     WARNING, "window of 64", "pages-soft"),
+    ("pipes", {"files": {"proc/sys/fs/pipe-max-size": None}}, {"window": 128}, OK, "960", ""),
+    ("pipes", {"files": {"proc/sys/fs/pipe-user-pages-soft": None}}, {"window": 128}, OK, "960",
+     ""),
     ("pipes", {"files": {"proc/sys/fs/pipe-user-pages-hard": "100"}}, {"children": 30}, FAILURE,
      "62 pipes", "pages-hard"),
     ("pipes", {"pipe": 0}, {}, FAILURE, "cannot", "sysctl"),
@@ -246,6 +259,9 @@ ROWS = [
      {"children": 32}, WARNING, "2.004 GiB", "ulimit -c 1"),
     ("core files", {"files": {**limits("Max core file size", "unlimited"),
                               "proc/self/coredump_filter": "00000031"}}, {"children": 32}, OK,
+     "core file", ""),
+    ("core files", {"files": {**limits("Max core file size", "unlimited"),
+                              "proc/self/coredump_filter": "00000020"}}, {"children": 32}, OK,
      "core file", ""),
     ("arenas", {}, {"children": 32, "arena": GIB}, FAILURE, "12 GiB to give", 'arena="383MiB"'),
     ("arenas", {"files": {f"{JOB}/memory.max": str(GIB), f"{JOB}/memory.current": str(GIB // 2)}},
@@ -294,6 +310,8 @@ ROWS = [
     ("cores", {}, {"helpers": 2}, OK, "3 threads", ""),
     ("cores", {"files": status("Cpus_allowed_list", "0-1,5")}, {}, OK, "3 cores", ""),
     ("cores", {"files": status("Cpus_allowed_list", "3")}, {}, WARNING, "1 core", "cores"),
+    ("cores", {"files": status("Cpus_allowed_list", "3")}, {"helpers": 2, "threads": 1}, WARNING,
+     "no faster", "helpers=1"),
     ("cores", {"files": {f"{JOB}/cpu.max": "150000 100000"}}, {}, WARNING, "1.5 cores",
      "SHMGPU_THREADS=1"),
     ("cores", {"files": {**V1, f"{CGROUP}/cpu/box/cpu.cfs_quota_us": "200000",
@@ -328,7 +346,12 @@ ROWS = [
     ("memory caps", CUDA, {"helpers": 2}, OK, "of 79 GiB free", ""),
     ("memory caps", {**CUDA, "gpus": Gpus("12", (Gpu("T4", 16 * GIB, 4 * GIB),))},
      {"gpu_memory": 8 * GIB}, WARNING, "4 GiB of 16 GiB are free", "nvidia-smi"),
+    ("memory caps", {**CUDA, "gpus": Gpus("12", (Gpu("T4", 16 * GIB, 4 * GIB),))},
+     {"gpu_memory": 8 * GIB, "helpers": 2}, WARNING, "4 GiB of 16 GiB are free",
+     'gpu_memory="1536MiB"'),
     ("compute mode", {**CUDA, "gpus": Gpus("12", (Gpu("T4", GIB, GIB, 3),))}, {"helpers": 2},
+     FAILURE, "one process", "-i 0 -c DEFAULT"),
+    ("compute mode", {**CUDA, "gpus": Gpus("12", (Gpu("T4", GIB, GIB, 1),))}, {"helpers": 2},
      FAILURE, "one process", "-i 0 -c DEFAULT"),
     ("compute mode", {**CUDA, "gpus": Gpus("12", (Gpu("T4", GIB, GIB, 3),))}, {}, OK, "no GPU",
      ""),
@@ -407,6 +430,8 @@ BOUNDS = [
      2000 + descriptors_needed(9, 0) + 8 * 9, FAILURE, OK),
     ("user's processes", soft("Max processes"), EIGHT, 9, FAILURE, WARNING),
     ("user's processes", soft("Max processes"), EIGHT, 8 + 7, WARNING, OK),
+    ("user's processes", lambda n: {**CUDA, "files": {**GPU_FILES, **limits("Max processes", n)}},
+     {"devices": ["cuda:0"], "helpers": 2}, 1 + 2 * 9, WARNING, OK),
     ("cgroup's processes", contents(f"{JOB}/pids.max"), EIGHT, 9, FAILURE, WARNING),
     ("cgroup's processes", contents(f"{JOB}/pids.max"), EIGHT, 8 + 7, WARNING, OK),
     ("system's processes", contents("proc/sys/kernel/pid_max"), EIGHT, 400 + 9, FAILURE, WARNING),
@@ -420,6 +445,8 @@ BOUNDS = [
     ("addresses", soft("Max address space"), {}, Plan().addresses + 200000 * 1024, FAILURE, OK),
     ("mappings", contents("proc/sys/vm/max_map_count"), FULL, 2 * 801 + 1, FAILURE, WARNING),
     ("mappings", contents("proc/sys/vm/max_map_count"), FULL, 1603 + 4096, WARNING, OK),
+    ("mappings", contents("proc/sys/vm/max_map_count"), {**FULL, "scratch": 0}, 2 * 800 + 1,
+     FAILURE, WARNING),
     ("file size", soft("Max file size"), {}, 64 * MIB, FAILURE, OK),
     ("file size", soft("Max file size"), {"scratch": 65 * MIB}, 65 * MIB, FAILURE, OK),
     ("core files", contents("proc/sys/kernel/core_pattern", "|core"),
