@@ -376,6 +376,66 @@ TEST(records_read_beside_a_busy_writer_are_whole) {
   shmi_scoreboard_destroy();
 }
 
+/* A reader's page that it may not write to yet: where copying comes to it, the writer goes on. */
+static char *shut_page;
+static size_t page_bytes;
+static int asking[2], answering[2];
+
+static void have_more_written(int signal_number) {
+  (void)signal_number;
+  char word = 'x';
+  CHECK_SYS(mprotect(shut_page, page_bytes, PROT_READ | PROT_WRITE));
+  CHECK_EQ(write(asking[1], &word, 1), 1);
+  CHECK_EQ(read(answering[0], &word, 1), 1);
+}
+
+static int count_meanwhile;
+
+static void read_what_is_overwritten(void) {
+  CHECK_EQ(watch_from_here(), SHM_OK);
+  page_bytes = (size_t)sysconf(_SC_PAGESIZE);
+  char *pages = mmap(NULL, 3 * page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK(pages != MAP_FAILED);
+  shut_page = pages + page_bytes;
+  shm_trace_record_t *got = (shm_trace_record_t *)(void *)shut_page - 8;
+  CHECK_SYS(mprotect(shut_page, page_bytes, PROT_NONE));
+  signal(SIGSEGV, have_more_written);
+  uint64_t next = 0;
+  int left = count_meanwhile < 63 ? 63 - count_meanwhile : 0;
+  CHECK_EQ(shm_read_trace(&next, got, 63), left);
+  signal(SIGSEGV, SIG_DFL);
+  for (int i = 0; i < left; i++) CHECK_EQ(got[i].sequence, (uint64_t)(147 + count_meanwhile + i));
+  CHECK_EQ(next, 210);
+  shm_monitor_close();
+}
+
+TEST(records_that_are_overwritten_while_they_are_read_are_left_out_and_no_others) {
+  static const int counts[] = {0, 1, 20, 62, 63, 64, 100};
+  for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
+    open_scoreboard(64);
+    for (uint64_t i = 0; i < 210; i++) shmi_scoreboard_trace(&(shm_trace_record_t){.sequence = i});
+    count_meanwhile = counts[c];
+    CHECK_SYS(pipe2(asking, O_CLOEXEC));
+    CHECK_SYS(pipe2(answering, O_CLOEXEC));
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0) {
+      read_what_is_overwritten();
+      _exit(0);
+    }
+    close(asking[1]);
+    char word;
+    CHECK_EQ(read(asking[0], &word, 1), 1);
+    for (int i = 0; i < counts[c]; i++) shmi_scoreboard_trace(&(shm_trace_record_t){.sequence = 210 + (uint64_t)i});
+    CHECK_EQ(write(answering[1], &word, 1), 1);
+    CHECK_EQ(ended_by(pid), 0);
+    close(asking[0]);
+    close(answering[0]);
+    close(answering[1]);
+    shmi_scoreboard_destroy();
+  }
+}
+
 /* ---- attached programs ---- */
 
 /* A descriptor as the other end of a socket gets it: another number, the same open file. */
