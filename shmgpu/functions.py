@@ -20,7 +20,7 @@ from typing import (
 )
 
 from shmgpu import core
-from shmgpu.child import runtime
+from shmgpu.child import quick, runtime
 from shmgpu.child.arguments import CallOptions
 from shmgpu.child.futures import CallFuture, Started, readers
 from shmgpu.child.gang_calls import GangCall
@@ -93,7 +93,7 @@ class Function(DeclaredFunction, QuickFunction, Calls[P, R]):
 
             Array arguments that lie in the caller's arena are read-only until the call is done.
             """
-            return _submit(self, args, kwargs, None)
+            return quick.start(self, args, kwargs, CallFuture) or _submit(self, args, kwargs, None)
 
         def aio(self, *args: P.args, **kwargs: P.kwargs) -> Started[R]:
             """Send the call from a running event loop; returns an awaitable. Uses no thread."""

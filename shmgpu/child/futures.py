@@ -146,6 +146,8 @@ class CallFuture(concurrent.futures.Future[R]):
 
     def result(self, timeout: float | None = None) -> R:
         """As of any future."""
+        if timeout is None and (found := quick.result(self)) is not NotImplemented:
+            return found  # type: ignore[no-any-return]
         timeout = self._serve(timeout)
         if self._made is ENDED and self._exception is None:
             return self._result  # type: ignore[return-value]

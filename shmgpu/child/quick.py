@@ -100,6 +100,17 @@ OTHER_ARRAYS = f"NumPy {np.__version__} keeps the fields of arrays elsewhere"
 SWITCHED_OFF = "SHMGPU_QUICK_CALLS says so"
 
 native: Any = None
+
+
+def start(function: Any, args: Any, kwargs: Any, future: type) -> Any:
+    """A future of a call like an earlier one, which was sent; None: submit it through Python."""
+
+
+def result(future: Any) -> Any:
+    """Of one whose call ends as expected, once it has ended; NotImplemented: Python goes on."""
+    return NotImplemented
+
+
 if not TYPE_CHECKING:
     try:
         import shmgpu._quick as native
@@ -108,6 +119,7 @@ if not TYPE_CHECKING:
     else:
         QuickFunction, QuickPort = native.QuickFunction, native.QuickPort
         QuickCall, QuickTicket = native.QuickCall, native.QuickTicket
+        start, result = native.start, native.result
 
 
 def _reads_arrays() -> bool:

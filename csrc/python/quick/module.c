@@ -62,6 +62,8 @@ static PyMethodDef functions[] = {
     {"know_tensor", know_tensor, METH_O, "torch's type."},
     {"find", shmi_find, METH_VARARGS, "Which of these signatures such arguments have."},
     {"submit", shmi_submit, METH_VARARGS, "Sends a call like an earlier one."},
+    {"start", shmi_start, METH_VARARGS, "The same; gives its future."},
+    {"result", shmi_future_result, METH_O, "Of a future, once its call has ended as expected."},
     {"await_end", shmi_await_end, METH_VARARGS, "Waits for its end."},
     {"know_ticket", shmi_know_ticket, METH_VARARGS, "Python's tickets."},
     {"know_ends", shmi_know_ends, METH_VARARGS, "What a future says that has ended."},
@@ -101,6 +103,8 @@ static bool intern_names(void) {
       {&shmi_quick.made, "_made"},
       {&shmi_quick.own_result, "_result"},
       {&shmi_quick.own_state, "_state"},
+      {&shmi_quick.own_port, "_port"},
+      {&shmi_quick.own_ticket, "_ticket"},
   };
   for (size_t at = 0; at < sizeof names / sizeof *names; at++) {
     *names[at].into = PyUnicode_InternFromString(names[at].name);

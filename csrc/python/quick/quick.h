@@ -119,7 +119,8 @@ typedef struct {
   void (*count_bytes)(int, uint64_t);
   /* Names of attributes. */
   PyObject *in_python, *renew, *stage, *set_values, *read, *go_on, *finish, *tidy, *poll, *pump,
-      *append, *view, *numpy, *value_bytes, *addresses, *result, *made, *own_result, *own_state;
+      *append, *view, *numpy, *value_bytes, *addresses, *result, *made, *own_result, *own_state,
+      *own_port, *own_ticket;
 } quick_t;
 
 extern quick_t shmi_quick;
@@ -180,7 +181,9 @@ int shmi_add_call(PyObject *module);
 /* ---- submit.c ---- */
 
 PyObject *shmi_submit(PyObject *module, PyObject *given);
+PyObject *shmi_start(PyObject *module, PyObject *given);
 PyObject *shmi_await_end(PyObject *module, PyObject *given);
+PyObject *shmi_future_result(PyObject *module, PyObject *future);
 PyObject *shmi_know_ticket(PyObject *module, PyObject *given);
 PyObject *shmi_know_ends(PyObject *module, PyObject *given);
 int shmi_add_ticket(PyObject *module);

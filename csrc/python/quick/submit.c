@@ -148,21 +148,14 @@ static bool may_submit(const quick_port_t *port) {
   return port->closed == Py_None && PyObject_Size(port->queue) == 0 && shmi_quick.ticket != NULL;
 }
 
-/* submit(port, function, args, named, handler): the ticket of a call like an earlier one, which was
- * sent; None where it is to be submitted through Python. */
-PyObject *shmi_submit(PyObject *module, PyObject *given) {
-  (void)module;
-  PyObject *one, *function, *args, *named, *handler;
-  quick_found_t found;
-  if (!PyArg_ParseTuple(given, "OOO!O!O", &one, &function, &PyTuple_Type, &args, &PyDict_Type,
-                        &named, &handler)) {
+/* The same, where such a function may be called here at all. */
+static PyObject *submit(quick_port_t *port, PyObject *function, PyObject *args, PyObject *named,
+                        PyObject *handler) {
+  if (!PyObject_TypeCheck(function, shmi_quick.function) || !shmi_may_send(port, function) ||
+      !may_submit(port)) {
     return NULL;
   }
-  quick_port_t *port = shmi_quick.port;
-  if ((PyObject *)port != one || !PyObject_TypeCheck(function, shmi_quick.function) ||
-      !shmi_may_send(port, function) || !may_submit(port)) {
-    Py_RETURN_NONE;
-  }
+  quick_found_t found;
   quick_ticket_t *ticket = NULL;
   PyObject *signatures = ((quick_function_t *)function)->signatures;
   quick_signature_t *signature = shmi_signature_of(signatures, args, named, &found);
@@ -173,8 +166,51 @@ PyObject *shmi_submit(PyObject *module, PyObject *given) {
     Py_DECREF(list);
     Py_DECREF((PyObject *)signature);
   }
-  if (ticket == NULL && PyErr_Occurred()) return NULL;
-  return ticket != NULL ? (PyObject *)ticket : Py_NewRef(Py_None);
+  return (PyObject *)ticket;
+}
+
+/* What there is; None where it is to be submitted through Python. */
+static PyObject *or_none(PyObject *made) {
+  if (made == NULL && !PyErr_Occurred()) Py_RETURN_NONE;
+  return made;
+}
+
+/* submit(port, function, args, named, handler): the ticket of a call like an earlier one, which was
+ * sent; or None. */
+PyObject *shmi_submit(PyObject *module, PyObject *given) {
+  (void)module;
+  PyObject *port, *function, *args, *named, *handler;
+  if (!PyArg_ParseTuple(given, "OOO!O!O", &port, &function, &PyTuple_Type, &args, &PyDict_Type,
+                        &named, &handler)) {
+    return NULL;
+  }
+  if (port != (PyObject *)shmi_quick.port) Py_RETURN_NONE;
+  return or_none(submit(shmi_quick.port, function, args, named, handler));
+}
+
+/* start(function, args, named, type): a future of that type, of a call like an earlier one, which was
+ * sent; or None. All that Python does for it otherwise, in one step. */
+PyObject *shmi_start(PyObject *module, PyObject *given) {
+  (void)module;
+  PyObject *function, *args, *named, *type;
+  if (!PyArg_ParseTuple(given, "OO!O!O!", &function, &PyTuple_Type, &args, &PyDict_Type, &named,
+                        &PyType_Type, &type)) {
+    return NULL;
+  }
+  quick_port_t *port = shmi_quick.port;
+  /* Whoever wants to look first, and a thread that reads replies when nobody asks, are Python's. */
+  if (port == NULL || port->look != Py_None || port->reader == Py_None) Py_RETURN_NONE;
+  Py_INCREF(port);
+  PyObject *future = PyType_GenericNew((PyTypeObject *)type, NULL, NULL), *ticket = NULL;
+  if (future != NULL && PyObject_SetAttr(future, shmi_quick.own_port, (PyObject *)port) == 0) {
+    ticket = submit(port, function, args, named, future);
+  }
+  if (ticket == NULL || PyObject_SetAttr(future, shmi_quick.own_ticket, ticket) < 0) {
+    Py_CLEAR(future);
+  }
+  Py_XDECREF(ticket);
+  Py_DECREF((PyObject *)port);
+  return or_none(future);
 }
 
 /* ---- ends ----------------------------------------------------------------------------------- */
@@ -228,18 +264,12 @@ static uint64_t now_ns(void) {
   return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
-/* await_end(port, ticket, until_ns): waits for its end, and says whether it came as expected and was
- * told; if not, Python goes on. 0: there is no such time. */
-PyObject *shmi_await_end(PyObject *module, PyObject *given) {
-  (void)module;
-  PyObject *one, *waited;
-  unsigned long long until_ns;
-  if (!PyArg_ParseTuple(given, "OOK", &one, &waited, &until_ns)) return NULL;
-  quick_port_t *port = shmi_quick.port;
+/* Waits for its end: the result, if it came as expected and was told; NULL, perhaps with an exception:
+ * Python goes on. 0: there is no such time. */
+static PyObject *await_end(quick_port_t *port, PyObject *waited, uint64_t until_ns) {
   quick_ticket_t *ticket = (quick_ticket_t *)waited;
-  if ((PyObject *)port != one || Py_TYPE(waited) != shmi_quick.ticket || ticket->ready == NULL ||
-      !may_end(port, ticket)) {
-    Py_RETURN_FALSE;
+  if (Py_TYPE(waited) != shmi_quick.ticket || ticket->ready == NULL || !may_end(port, ticket)) {
+    return NULL;
   }
   shm_reply_t reply;
   uint32_t number = ((quick_call_t *)ticket->ready)->repeat->config.port;
@@ -248,16 +278,54 @@ PyObject *shmi_await_end(PyObject *module, PyObject *given) {
   PyThreadState *thread = PyEval_SaveThread();
   int status = shmi_quick.await_reply(number, ticket->sequence, look_ns, &reply);
   PyEval_RestoreThread(thread);
-  if (status != SHM_OK) Py_RETURN_FALSE;
-  Py_INCREF(port);
+  if (status != SHM_OK) return NULL;
   PyObject *result = NULL;
   if (may_end(port, ticket)) result = expected_result((quick_call_t *)ticket->ready, &reply);
   /* What says what a plain value is may be Python's, and somebody may have ended the call there. */
   bool has_ended = result != NULL && may_end(port, ticket) && end(port, ticket, result);
-  if (!has_ended) shmi_quick.put_back(number, &reply);
+  if (!has_ended) {
+    shmi_quick.put_back(number, &reply);
+    Py_CLEAR(result);
+  }
+  return result;
+}
+
+/* await_end(port, ticket, until_ns): whether it has ended so. */
+PyObject *shmi_await_end(PyObject *module, PyObject *given) {
+  (void)module;
+  PyObject *one, *waited, *result = NULL;
+  unsigned long long until_ns;
+  if (!PyArg_ParseTuple(given, "OOK", &one, &waited, &until_ns)) return NULL;
+  Py_INCREF(waited);
+  Py_INCREF(one);
+  if (one == (PyObject *)shmi_quick.port) result = await_end(shmi_quick.port, waited, until_ns);
+  Py_DECREF(one);
+  Py_DECREF(waited);
+  bool has_ended = result != NULL;
   Py_XDECREF(result);
-  Py_DECREF((PyObject *)port);
   return PyErr_Occurred() ? NULL : PyBool_FromLong(has_ended);
+}
+
+/* result(future): of one that nobody has waited for yet, once its call has ended; or NotImplemented,
+ * and Python goes on. */
+PyObject *shmi_future_result(PyObject *module, PyObject *future) {
+  (void)module;
+  quick_port_t *port = shmi_quick.port;
+  PyObject *result = NULL, *ticket = NULL;
+  if (port != NULL && is_unmade(future)) ticket = PyObject_GetAttr(future, shmi_quick.own_ticket);
+  if (ticket != NULL) {
+    Py_INCREF(port);
+    result = await_end(port, ticket, 0);
+    if (result != NULL && PyObject_Size(port->queue) > 0) {
+      PyObject *done = PyObject_CallMethodObjArgs((PyObject *)port, shmi_quick.pump, NULL);
+      if (done == NULL) Py_CLEAR(result); /* the future has it all the same */
+      Py_XDECREF(done);
+    }
+    Py_DECREF(port);
+    Py_DECREF(ticket);
+  }
+  if (result == NULL && !PyErr_Occurred()) return Py_NewRef(Py_NotImplemented);
+  return result;
 }
 
 /* ---- the type ------------------------------------------------------------------------------- */
