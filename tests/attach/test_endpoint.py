@@ -345,3 +345,18 @@ def test_who_waits_for_another_start_sleeps_between_its_looks(tmp_path, monkeypa
         monkeypatch.setattr(endpoint.time, "sleep", sleep)
         with endpoint.locked(path, limit=5.0):
             assert slept == [endpoint.LOOK_AGAIN_S] * 3
+
+
+@pytest.mark.parametrize("error", [BlockingIOError(11, "no more processes"), KeyboardInterrupt()])
+def test_an_interpreter_that_cannot_be_started_leaves_no_descriptor_open(
+    tmp_path, monkeypatch, error
+):
+    def refused(*_, **__):
+        raise error
+
+    monkeypatch.setattr(spawn.subprocess, "Popen", refused)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises((shmgpu.LaunchError, KeyboardInterrupt)) as caught:
+        spawn.spawn({}, words=["demo"], log=tmp_path / "broker.log")
+    assert os.listdir("/proc/self/fd") == before
+    assert caught.value is error or caught.value.__cause__ is error
