@@ -277,4 +277,11 @@ UNSEEN: list[Unseen] = [
         "near = e.le(e.abs(e.sub(y, x)), e.add(e.mul(e.abs(y), rtol), atol))",
         "The absolute value of a difference of floats.",
     ),
+    Unseen(
+        "csrc/helper/rendezvous.c",
+        "if (is_granted(&wish) || is_aborted()) return is_aborted() ? SHM_EABORTED : SHM_OK;",
+        "if (is_granted(&wish) && is_aborted()) return is_aborted() ? SHM_EABORTED : SHM_OK;",
+        "The wait that follows begins with the same look, and ends at once: some nanoseconds of it "
+        "are counted.",
+    ),
 ]
