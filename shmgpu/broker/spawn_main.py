@@ -13,6 +13,7 @@ import pathlib
 import pickle
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Mapping
 from typing import Any
@@ -106,11 +107,18 @@ def _serve_all(request: Mapping[str, Any], report: StartReport) -> None:
         record.begin()
         idle = str(request["settings"].get("idle_timeout") or "")
         words |= {"key": request["key"], "instance": record.instance, "idle_timeout": idle}
+
+    def ready() -> None:  # its log may hold what older ones wrote
+        with contextlib.suppress(OSError):  # the disk is full
+            print(f"{time.strftime('%F %T')} process {os.getpid()} serves")
+        report.ready()
+
+    logs.date_records()
     try:
         daemon.up(
             request["modules"],
             carried=request["carried"],
-            on_ready=report.ready,
+            on_ready=ready,
             lent=[report.descriptor],
             words=words,
             **request["settings"],

@@ -161,11 +161,20 @@ def test_detach_returns_when_it_serves_and_tells_why_when_it_does_not(place):
     status, said, complained = place.run(*words)
     assert status == 0 and str(place.path) in said, complained
     assert place.program(CALL) == "[0.0, 2.0, 4.0]"
+    place.program(
+        "import contextlib, served_here, shmgpu\n"
+        "with shmgpu.connect(), contextlib.suppress(shmgpu.HelperDied):\n"
+        "    served_here.crash()\n"
+    )
     _, listed, _ = place.run("shmgpu", "list")
     pid, log = re.fullmatch(r"process (\d+).*\n  socket .*\n  log     (.*)\n", listed).groups()
     os.kill(int(pid), signal.SIGINT)
     until(lambda: not is_alive(int(pid)), "it ends")
-    assert "KeyboardInterrupt" not in pathlib.Path(log).read_text()
+    written = pathlib.Path(log).read_text()
+    assert "KeyboardInterrupt" not in written
+    time = r"^20\d\d-\d\d-\d\d \d\d:\d\d:\d\d"
+    lines = rf"(?sm){time} process {pid} serves$.*{time},\d+ helper_died role="
+    assert re.search(lines, written), written
 
 
 def test_brokers_that_run_apart_are_told_from_each_other_by_what_they_serve(place):
