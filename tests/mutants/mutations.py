@@ -316,8 +316,9 @@ C_END = r"(?=[;,)\]])"
 C_SAME_WHEN_EQUAL = [
     re.compile(rf"{C_BEGIN}{C_TERM} (>) {C_TERM} \? \1 - \3 : 0{C_END}"),
     re.compile(rf"{C_BEGIN}{C_TERM} ([<>]=?) {C_TERM} \? (?:\1 : \3|\3 : \1){C_END}"),
-    re.compile(rf"\bif \({C_TERM} ([<>]=?) {C_TERM}\) \1 = \3;"),
+    re.compile(rf"\bif \({C_TERM} ([<>]=?) {C_TERM}\) \1 = \3;(?!\s*else\b)"),
 ]
+C_IN_STRUCT = re.compile(r"\b(?:struct|union)\b[\w ]*\{[^}]*$")
 C_FLOATING = re.compile(r"\b(?:float|double)\b")  # 0.0 and -0.0 are equal, and not the same
 C_NUMBER = re.compile(r"(?<![\w.\"])(\d+)(?![\w.\"])")
 C_STATEMENT = re.compile(r"(?m)^( +)((?:[a-z_][\w.>\[\]-]*(?:\(|\s*[-+|&]?=(?!=)|\+\+|--)).*;) *$")
@@ -337,9 +338,10 @@ def masked(text: str) -> str:
 
 def lengths_that_nobody_asks_for(code: str) -> Iterator[int]:
     """Places of lengths of a function's own arrays: one that is longer holds as much, and more."""
-    for line in re.finditer(r"(?m)^ +(?:static )?(?:int|char|uint\w+|size_t) [^=;(]*;", code):
-        outside = re.findall(r"(?m)^\w.*", code[: line.start()])
-        if not outside or "(" not in outside[-1]:
+    for line in re.finditer(r"(?m)^ +(?:static )?(?:int|char|uint\w+|size_t) [^=;(){}]*;", code):
+        before = re.findall(r"(?m)^\w.*", code[: line.start()])
+        inner = code[code.rfind(before[-1], 0, line.start()) : line.start()] if before else ""
+        if "(" not in inner.partition("\n")[0] or C_IN_STRUCT.search(inner):
             continue  # in a struct, whose size may be one that others know
         for found in re.finditer(r"\b(\w+)\[(\d+)\](?!\[)", line[0]):
             if not re.search(rf"\bsizeof\b[ (*]*{found[1]}\b|\b[A-Z_]+\({found[1]}\b", code):

@@ -166,7 +166,9 @@ def test_where_in_a_table_something_lies_is_nobodys_matter():
         ("return c == a < b ? a : b;", False),
         ("if (a > b) a = b + 1;", False),
         ("if (a > b) b = a + 1;", False),
-        ("if (c && a > b) a = b; else a = 0;", False),
+        ("if (c && a > b) a = b;", False),
+        ("if (a > b) a = b; else c();", False),  # which is done where they are equal
+        ("if (a > b) a = b;\n  else c();", False),
         ("double d = a < b ? a : b;", False),  # of 0.0 and -0.0 one is negative
     ],
 )
@@ -186,6 +188,9 @@ def test_of_two_equal_numbers_it_is_no_matter_which_is_taken(statement, is_same)
         ("static int f(void) {\n  char a[20];\n  take(a, LENGTH(a));\n}\n", False),
         ("static int f(void) {\n  int a[2][3];\n  take(a);\n}\n", False),
         ("static int f(void) {\n  int a[2] = {0};\n  take(a);\n}\n", False),
+        ("static int f(int x,\n             int y) {\n  return a[2];\n}\n", False),
+        ("static int f(void) {\n  struct {\n    int a[2];\n  } s;\n  take(&s);\n}\n", False),
+        ("static int f(void) {\n  struct s {\n    int a[2];\n  } s;\n  take(&s);\n}\n", False),
         ("struct s {\n  int a[2];\n};\n", False),
         ("static int f(void) {\n  take(a[2]);\n}\n", False),
         ("int a[2];\n", False),
