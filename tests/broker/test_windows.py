@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import signal
 import sys
 import threading
 import time
@@ -129,3 +130,22 @@ def test_values_are_written_again_when_what_is_promised_of_the_result_has_change
             call.plan.expect(None)
             call.set_values([5], runtime.require().arena)
             assert call.signature is call.plan.signature
+
+
+def test_calls_are_given_up_in_time_though_the_pipe_to_the_broker_is_full():
+    """It is stopped, and reads neither the calls nor that nobody waits for them any more."""
+    most = 896
+    with shmgpu.init(devices="cpu", arena="8MiB", window=most):
+        x = shmgpu.arena.zeros(1)
+        add(x, 1)
+        broker = shmgpu.stats()["broker"]["parent_pid"]
+        go_on = threading.Timer(10, os.kill, (broker, signal.SIGCONT))
+        go_on.start()
+        os.kill(broker, signal.SIGSTOP)
+        futures = [add.options(timeout=0.2).submit(x, 1) for _ in range(most)]
+        errors = [type(one.exception()) for one in futures]
+        in_time = go_on.is_alive()
+        go_on.cancel()
+        os.kill(broker, signal.SIGCONT)
+        assert errors == [shmgpu.CallTimeout] * most and in_time
+        assert add(x, 1)[0] == 1
