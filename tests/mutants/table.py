@@ -49,6 +49,8 @@ INTERRUPTED = "tests/broker/test_interrupted.py::"
 BETWEEN = "tests/attach/test_interrupted.py::"
 
 CORE = "tests/unit/test_core_in_c.py::"
+ORDER = "tests/broker/test_order.py::"
+WINDOWS = "tests/broker/test_windows.py::"
 LAUNCH = "tests/broker/test_launch.py::"
 PARKING = "tests/unit/test_parking.py::"
 SCALE = "tests/attach/test_scale.py::"
@@ -937,6 +939,20 @@ MUTANTS = [
         "int is_full = 1;",
         CORE
         + "test_a_call_waits_for_answers_that_others_have_not_taken_yet_where_they_fill_the_table",
+    ),
+    Mutant(
+        "core",
+        "csrc/child/port.c",
+        "if (shmi_pipe_has_room(shmi_port.request_fd)) send_cancel(sequence);",
+        "",
+        ORDER + "test_calls_whose_time_is_over_keep_no_place",
+    ),
+    Mutant(
+        "core",
+        "csrc/child/port.c",
+        "if (shmi_pipe_has_room(shmi_port.request_fd)) send_cancel(sequence);",
+        "send_cancel(sequence);",
+        WINDOWS + "test_calls_are_given_up_in_time_though_the_pipe_to_the_broker_is_full",
     ),
     Mutant(
         "core",
