@@ -29,6 +29,7 @@ from shmgpu.errors import ArenaFull, ShmError
 SPARE_BYTES = 4096  # what a result may leave unused of its output buffer
 JOIN_S = 5.0  # for the reader to end
 LINGER_NS = 50_000_000  # how long the reader waits for the next reply before it looks around
+QUEUE_NS = 5_000_000  # the same while calls wait for the window, of which some have deadlines
 LOOK_NS = 50_000_000  # how long a thread waits for a reply before it looks who else ended its call
 REST_S = 0.05  # how long it leaves calls alone that somebody may be waiting for
 # Keys of _out that stand for no ticket, because an exception struck:
@@ -367,7 +368,7 @@ class Replies(quick.QuickPort):
         while True:
             if rests:
                 rests = not self._rest.acquire(True, REST_S)
-            ready = self.transport.await_replies(0 if rests else LINGER_NS)
+            ready = self.transport.await_replies(0 if rests else self._linger_ns())
             if ready > 0:
                 if ready >> 32:
                     self._serve_growing()
@@ -389,6 +390,16 @@ class Replies(quick.QuickPort):
                         self._reader = None
                         return
                 rests = not self._has_work()
+
+    def _linger_ns(self) -> int:
+        """How long the reader may wait for a reply: not beyond the first deadline."""
+        if not self._deadlines:
+            return LINGER_NS
+        linger_ns, now_ns = QUEUE_NS if self._queue else LINGER_NS, time.monotonic_ns()
+        for ticket in tuple(self._out.values()):
+            if ticket is not None and ticket.handler is not None and ticket.deadline_ns:
+                linger_ns = min(linger_ns, max(ticket.deadline_ns - now_ns, 0))
+        return linger_ns
 
     def _has_work(self) -> bool:
         """Whether the reader has to wait for replies: nobody else does for these."""

@@ -227,6 +227,22 @@ def test_a_deadline_releases_the_caller_and_the_late_result_its_memory(broker):
     wait_until(settled)
 
 
+def test_a_deadline_is_kept_while_the_call_waits_for_the_window():
+    with shmgpu.init(helpers=1, devices="cpu", arena="4MiB", window=2):
+        gate = shmgpu.arena.zeros(1)
+        first = [held.submit(gate[:]) for _ in range(3)]  # two that are sent, and one that waits
+        took_s = []
+        for _ in range(10):
+            begun = time.monotonic()
+            with pytest.raises(shmgpu.CallTimeout):
+                held.options(timeout=0.01).submit(gate[:]).result()
+            took_s.append(time.monotonic() - begun)
+        gate[0] = 1
+        for one in first:
+            one.result(20)
+    assert 0.01 <= min(took_s) and sorted(took_s)[1] < 0.03  # machines are busy now and then
+
+
 def test_a_deadline_of_a_submitted_call_is_its_exception(broker):
     gate = shmgpu.arena.zeros(1)
     # Long enough for it to begin: one that has not is dropped, and makes room for the other.

@@ -670,8 +670,8 @@ MUTANTS = [
     Mutant(
         "calls",
         "shmgpu/child/replies.py",
-        "            ready = self.transport.await_replies(0 if rests else LINGER_NS)",
-        "            ready = 0 if rests else self.transport.await_replies(LINGER_NS)",
+        "            ready = self.transport.await_replies(0 if rests else self._linger_ns())",
+        "            ready = 0 if rests else self.transport.await_replies(self._linger_ns())",
         FUTURES + "test_a_future_that_nobody_waits_for_ends_all_the_same",
     ),
     Mutant(
