@@ -86,8 +86,11 @@ class Stage:
             words[self._word(2, client)] = after[client] - before[client]
         words[_STOP] = 1
 
-    def drive(self, client: int, call: Callable[[], object]) -> None:
-        """In a client: wait for the common start, then call until the clock says stop."""
+    def drive(self, client: int, call: Callable[[], object], each: int = 1) -> None:
+        """In a client: wait for the common start, then call until the clock says stop.
+
+        ``each``: as how many calls one counts.
+        """
         words = self._words
         words[self._word(0, client)] = 1
         while not words[_GO]:
@@ -105,7 +108,7 @@ class Stage:
                     taken += 1
             else:
                 call()
-            done += 1
+            done += each
             words[index] = done
         if self.timed:
             words[_SAMPLES] = taken

@@ -44,7 +44,7 @@ KINDS: dict[str, str] = {
     "submit": "submit().result()",
     "aio": "awaited in an event loop",
 }
-ALONE = ("aio",)  # which is not a loop of calls
+AWAITED = ("aio",)
 
 
 def functions() -> dict[str, Any]:
@@ -118,17 +118,19 @@ def calls_of(made: dict[str, Any]) -> dict[str, Callable[[], object]]:
     }
 
 
+async def awaited(call: Callable[[], Any], took: list[int]) -> None:
+    """One turn in an event loop, and what each call took."""
+    for _ in range(TURN):
+        began = time.perf_counter_ns()
+        await call()
+        took.append(time.perf_counter_ns() - began)
+
+
 def lone(seconds: float) -> dict[str, float]:
     """Medians of one child's calls, in microseconds, by kind."""
     import shmgpu
 
     made = functions()
-
-    async def awaited(call: Callable[[], Any], took: list[int]) -> None:
-        for _ in range(TURN):
-            began = time.perf_counter_ns()
-            await call()
-            took.append(time.perf_counter_ns() - began)
 
     def run(rank: int) -> dict[str, float]:
         calls = calls_of(made)
@@ -137,7 +139,7 @@ def lone(seconds: float) -> dict[str, float]:
         end = None
         while end is None or time.monotonic() < end:
             for kind, call in calls.items():
-                if kind in ALONE:
+                if kind in AWAITED:
                     loop.run_until_complete(awaited(call, took[kind]))
                     continue
                 for _ in range(TURN):
@@ -162,15 +164,20 @@ def crowd(seconds: float) -> dict[str, float]:
     made = functions()
     rates = {}
     for kind in KINDS:
-        if kind in ALONE:
-            continue
         stage = Stage(CHILDREN, seconds / len(KINDS))
 
         def run(rank: int, kind: str = kind, stage: Stage = stage) -> None:
             call = calls_of(made)[kind]
+            loop = asyncio.new_event_loop()
+
+            def turn() -> None:
+                loop.run_until_complete(awaited(call, []))
+
+            what, each = (turn, TURN) if kind in AWAITED else (call, 1)
             for _ in range(3):
-                call()
-            stage.drive(rank, call)
+                what()
+            stage.drive(rank, what, each)
+            loop.close()
 
         stage.start_clock()
         shmgpu.launch(run, children=CHILDREN, helpers=HELPERS, devices=["cpu"], arena="4MiB")
@@ -193,8 +200,7 @@ def _probe(name: str, target: str, unit: str, kinds: Mapping[str, str]) -> Probe
 def groups(queue: Probe) -> tuple[Group, ...]:
     """The groups of the workload; ``queue`` times a lone call through the queue to beat."""
     alone = _probe("shmgpu", "lone", "us", KINDS)
-    together = {kind: words for kind, words in KINDS.items() if kind not in ALONE}
-    many = _probe("shmgpu", "crowd", "1/s", together)
+    many = _probe("shmgpu", "crowd", "1/s", KINDS)
     name = alone.name
     return (
         Group(
@@ -219,7 +225,7 @@ def groups(queue: Probe) -> tuple[Group, ...]:
             (many,),
             tuple(
                 Figure(f"rate_{kind}", (name, kind), (name, ONE), ">= 0.75", KINDS[ONE])
-                for kind in together
+                for kind in KINDS
                 if kind != ONE
             ),
             rounds=ROUNDS,
