@@ -35,8 +35,8 @@ the next one finds it until the step that completes it.
 - *An event loop* is told by its own callback (:class:`shmgpu.child.futures.LoopReaders`), for calls
   whose end was not near when they were awaited.
 - *A call like an earlier one* is submitted by C (``csrc/python/quick/submit.c``): its ticket is
-  noted and its message sent in one step. If its caller waits, C ends it in one step, too; else it
-  ends as any other.
+  noted and its message sent in one step. If its caller waits, C ends it in one step, too; else its
+  reply is read, and the call over, in one step of C, and the inbox has what is to be told.
 - *Replies that ask for a larger buffer* are served first, and by whoever waits for a slot in the
   window: the calls that have it may all be asking. That runs no user's code, and each of them may
   be served twice: a ticket keeps the first buffer offered for a token, and C takes one offer.

@@ -209,6 +209,8 @@ class Replies(quick.QuickPort):
             inbox[0] = ticket, handler, None, error, True
             return True
         status, value = int(reply.status), int(reply.value)
+        if ticket.ready is not None and quick.native.settle(self, inbox, ticket, status, value):
+            return True
         if status:
             call.note(reply)
         if call.keeper is not None and not status and not value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import signal
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
+from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -231,6 +233,52 @@ def test_calls_that_repeat_do_not_pass_through_python(monkeypatch):
             assert len(seen) == (0 if wanted == "1" else 20)
             monkeypatch.undo()
             del x, result
+
+
+@shmgpu.function(arrays="numpy")
+def after_a_while(helper, x):
+    time.sleep(0.002)  # the answer is not near: whoever waits does something else meanwhile
+    return x + 1
+
+
+async def awaited(x):
+    return await after_a_while.aio(x)
+
+
+def called_back(x):
+    told = threading.Event()
+    future = after_a_while.submit(x)
+    future.add_done_callback(lambda ended: told.set())
+    assert told.wait(20)
+    return future.result()
+
+
+HEARD_OF = {
+    "asked": lambda x, loop: after_a_while.submit(x).result(),
+    "asked in time": lambda x, loop: after_a_while.submit(x).result(20),
+    "awaited": lambda x, loop: loop.run_until_complete(awaited(x)),
+    "called back": lambda x, loop: called_back(x),
+    "waited for": lambda x, loop: (
+        wait([future := after_a_while.submit(x)], timeout=20) and future.result()
+    ),
+}
+
+
+@pytest.mark.parametrize("how", HEARD_OF)
+def test_a_submitted_call_leaves_what_it_was_made_of_to_the_next_however_its_end_is_heard_of(how):
+    with shmgpu.init(helpers=1, devices="cpu", arena="1MiB"):
+        x = shmgpu.arena.zeros(4)
+        loop = asyncio.new_event_loop()
+        for _ in range(4):
+            assert HEARD_OF[how](x, loop).tolist() == [1] * 4
+        (signature,) = after_a_while.signatures
+        before = set(signature.ready)
+        kept = [HEARD_OF[how](x, loop) for _ in range(3)]  # each with memory of its own
+        assert set(signature.ready) == before
+        assert [one.tolist() for one in kept] == [[1] * 4] * 3
+        assert x.flags.writeable and not runtime.require_port()._out
+        loop.close()
+        del x, kept, before
 
 
 @shmgpu.function(arrays="numpy")

@@ -65,6 +65,7 @@ static PyMethodDef functions[] = {
     {"start", shmi_start, METH_VARARGS, "The same; gives its future."},
     {"result", shmi_future_result, METH_O, "Of a future, once its call has ended as expected."},
     {"await_end", shmi_await_end, METH_VARARGS, "Waits for its end."},
+    {"settle", shmi_settle, METH_VARARGS, "Reads its reply, where it ended as expected."},
     {"know_ticket", shmi_know_ticket, METH_VARARGS, "Python's tickets."},
     {"know_ends", shmi_know_ends, METH_VARARGS, "What a future says that has ended."},
     {"reads_array", shmi_reads_array, METH_VARARGS, "Whether it sees these fields of an array."},

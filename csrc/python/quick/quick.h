@@ -184,6 +184,7 @@ PyObject *shmi_submit(PyObject *module, PyObject *given);
 PyObject *shmi_start(PyObject *module, PyObject *given);
 PyObject *shmi_await_end(PyObject *module, PyObject *given);
 PyObject *shmi_future_result(PyObject *module, PyObject *future);
+PyObject *shmi_settle(PyObject *module, PyObject *given);
 PyObject *shmi_know_ticket(PyObject *module, PyObject *given);
 PyObject *shmi_know_ends(PyObject *module, PyObject *given);
 int shmi_add_ticket(PyObject *module);

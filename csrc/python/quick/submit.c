@@ -224,9 +224,13 @@ static bool is_unmade(PyObject *handler) {
   return is;
 }
 
-static bool may_end(const quick_port_t *port, const quick_ticket_t *ticket) {
+static bool may_settle(const quick_port_t *port, const quick_ticket_t *ticket) {
   return is_out(port, ticket) && ticket->handler != Py_None && ticket->error == Py_None &&
-         PyDict_Size(ticket->offers) == 0 && is_unmade(ticket->handler);
+         PyDict_Size(ticket->offers) == 0;
+}
+
+static bool may_end(const quick_port_t *port, const quick_ticket_t *ticket) {
+  return may_settle(port, ticket) && is_unmade(ticket->handler);
 }
 
 /* What the caller gets; NULL, perhaps with an exception: Python says what it is. */
@@ -237,22 +241,29 @@ static PyObject *expected_result(const quick_call_t *ready, const shm_reply_t *r
   return has_arrays ? shmi_result(ready) : shmi_lone_value(ready);
 }
 
-/* In one step: the call is over, and its result is the handler's. */
-static bool end(quick_port_t *port, quick_ticket_t *ticket, PyObject *result) {
+/* The call is over: what it used is free. Gives what was kept for it, to let go of at last: that may
+ * run Python code. */
+static PyObject *release(quick_port_t *port, quick_ticket_t *ticket) {
   quick_call_t *ready = (quick_call_t *)ticket->ready;
-  if (PyObject_SetAttr(ticket->handler, shmi_quick.own_result, result) < 0 ||
-      PyObject_SetAttr(ticket->handler, shmi_quick.made, shmi_quick.ended) < 0) {
-    return false;
-  }
-  PyObject_SetAttr(ticket->handler, shmi_quick.own_state, shmi_quick.finished);
   return_loans(ticket);
   PyObject_SetAttr(ready->call, shmi_quick.result, Py_None);
   PyDict_DelItem(port->out, ticket->number);
   PyList_Append(ticket->list, (PyObject *)ready); /* or it is made again when asked */
   PyErr_Clear();
-  /* Those who hold the ticket keep nothing else, and a future and its ticket not each other. */
-  PyObject *before[] = {ticket->keep, ticket->handler};
+  PyObject *kept = ticket->keep;
   ticket->keep = Py_NewRef(Py_None);
+  return kept;
+}
+
+/* In one step: the call is over, and its result is the handler's. */
+static bool end(quick_port_t *port, quick_ticket_t *ticket, PyObject *result) {
+  if (PyObject_SetAttr(ticket->handler, shmi_quick.own_result, result) < 0 ||
+      PyObject_SetAttr(ticket->handler, shmi_quick.made, shmi_quick.ended) < 0) {
+    return false;
+  }
+  PyObject_SetAttr(ticket->handler, shmi_quick.own_state, shmi_quick.finished);
+  /* Those who hold the ticket keep nothing else, and a future and its ticket not each other. */
+  PyObject *before[] = {release(port, ticket), ticket->handler};
   ticket->handler = Py_NewRef(Py_None);
   for (size_t at = 0; at < sizeof before / sizeof *before; at++) Py_DECREF(before[at]);
   return true;
@@ -326,6 +337,34 @@ PyObject *shmi_future_result(PyObject *module, PyObject *future) {
   }
   if (result == NULL && !PyErr_Occurred()) return Py_NewRef(Py_NotImplemented);
   return result;
+}
+
+/* settle(port, inbox, ticket, status, value): the first reply of an inbox of shmgpu/child/replies.py
+ * says that such a call has ended. If it has as expected, puts in its place what the handler is to
+ * hear, as a call that is over, all in one step; and says whether it did. */
+PyObject *shmi_settle(PyObject *module, PyObject *given) {
+  (void)module;
+  PyObject *one, *inbox, *read, *result = NULL, *told = NULL;
+  int status;
+  unsigned long long value;
+  if (!PyArg_ParseTuple(given, "OOOiK", &one, &inbox, &read, &status, &value)) return NULL;
+  quick_port_t *port = shmi_quick.port;
+  quick_ticket_t *ticket = (quick_ticket_t *)read;
+  if (one != (PyObject *)port || Py_TYPE(read) != shmi_quick.ticket || ticket->ready == NULL ||
+      !may_settle(port, ticket)) {
+    Py_RETURN_FALSE;
+  }
+  const shm_reply_t reply = {.status = status, .value = value};
+  result = expected_result((quick_call_t *)ticket->ready, &reply);
+  /* What makes a result may be Python's, and there it may have been told of otherwise. */
+  if (result != NULL && may_settle(port, ticket)) {
+    told = Py_BuildValue("(OOOOO)", read, ticket->handler, result, Py_None, Py_False);
+  }
+  bool is_told = told != NULL && PySequence_SetItem(inbox, 0, told) == 0;
+  if (is_told) Py_DECREF(release(port, ticket));
+  Py_XDECREF(told);
+  Py_XDECREF(result);
+  return PyErr_Occurred() ? NULL : PyBool_FromLong(is_told);
 }
 
 /* ---- the type ------------------------------------------------------------------------------- */
