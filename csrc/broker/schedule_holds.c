@@ -66,7 +66,7 @@ int shmi_hold_put(shmi_schedule_t *s, uint32_t number, uint64_t now_ns) {
   uint64_t due_ns = due_of(r, now_ns);
   if (!found->used) {
     *found = (shmi_hold_t){.key = r->frame.batch_key,
-                      .due_ns = due_ns,
+                      .due_ns = UINT64_MAX,
                       .max_rows = r->function->batch_max_rows,
                       .domain = r->domain,
                       .priority = r->frame.priority,

@@ -304,7 +304,8 @@ class Port(Replies):
 
     def _timeout(self, name: str, call: Call) -> ShmError:
         """Its deadline has passed; more time may not be what helps."""
-        return core.error_of(core.ETIMEOUT, name, PAUSED * core.is_paused(call.plan.pool))
+        is_paused = core.is_paused(call.plan.pool)
+        return core.error_of(core.ETIMEOUT, name, PAUSED if is_paused else "")
 
     def _tidy(self) -> None:
         """Give up the calls that exceptions have struck, and keep what is still theirs.
