@@ -16,6 +16,7 @@ import pytest
 import shmgpu
 from shmgpu.child import runtime
 from shmgpu.child.arguments import KEPT_SHARE
+from shmgpu.child.memory import LocalArena
 
 ARENA = 8 << 20
 BOUND = ARENA // KEPT_SHARE * 3 // 2  # what was set aside since the last look comes on top
@@ -301,3 +302,15 @@ def test_an_arena_as_large_as_the_page_says_is_never_full(seed, varies):
     load = Load(seed, varies)
     with shmgpu.init(helpers=1, devices="cpu", arena=load.arena()):
         load.run(100)
+
+
+def test_a_local_arena_can_be_filled_to_its_last_byte_again_and_again():
+    arena = LocalArena(1 << 16)
+    for sizes in ((1 << 16,), (1 << 15, 1 << 15), (1 << 14,) * 4, (1 << 16,)):
+        blocks = [arena.allocate(size) for size in sizes]
+        assert arena.stats()["free_bytes"] == 0
+        with pytest.raises(shmgpu.ArenaFull):
+            arena.allocate(1)
+        while blocks:  # the last one first: behind it there is nothing free to merge it with
+            blocks.pop()
+            arena.stats()

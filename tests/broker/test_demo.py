@@ -28,6 +28,7 @@ from shmgpu.cli import main as cli
 from shmgpu.demo import digits
 from shmgpu.demo.audit import Audit, ProcessTraffic, audit
 from shmgpu.demo.digits import Split
+from shmgpu.demo.queues import RequestQueue
 from shmgpu.demo.report import measured
 from shmgpu.demo.run import failures
 from shmgpu.demo.serve import Served
@@ -307,3 +308,12 @@ def test_low_accuracy_and_a_failed_proof_fail_the_demo():
     assert "96.90 %" in failures(0.969, good)[0]
     assert failures(float("nan"), good)
     assert len(failures(0.5, bad)) == 2
+
+
+def test_the_queue_it_is_compared_with_gives_all_that_is_there_in_order_and_no_more_than_asked():
+    queue = RequestQueue()
+    for item in range(5):
+        queue.put(item)
+    assert queue.get_many(3) == [0, 1, 2]
+    assert queue.get_many(9) == [3, 4]
+    queue.close()

@@ -507,3 +507,22 @@ def test_an_optimisers_state_of_another_model_is_refused(engine):
     saved = optim.SGD([one, two]).state_dict()
     with pytest.raises(ValueError, match=r"of groups of \[2\] parameters, this of \[1\]"):
         optim.SGD([one]).load_state_dict(saved)
+
+
+@pytest.mark.parametrize("name", ["Sequential", "ModuleList"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda made, layer: made.append(layer()),
+        lambda made, layer: made.extend([layer(), layer()]),
+        lambda made, layer: made.insert(0, layer()),
+    ],
+    ids=["append", "extend", "insert"],
+)
+def test_a_list_of_layers_that_is_filled_is_what_it_is_in_torch(name, change):
+    ours, theirs = nn.Sequential(nn.ReLU()), torch.nn.Sequential(torch.nn.ReLU())
+    if name == "ModuleList":
+        ours, theirs = nn.ModuleList(ours), torch.nn.ModuleList(theirs)
+    answer, there = change(ours, nn.GELU), change(theirs, torch.nn.GELU)
+    assert answer is ours and there in (theirs, None)  # so that calls can follow each other
+    assert [type(one).__name__ for one in ours] == [type(one).__name__ for one in theirs]

@@ -47,6 +47,12 @@ def test_times_are_microseconds_since_the_tape_began(saved):
         assert nanoseconds == pytest.approx([round(value) for value in nanoseconds], abs=1e-3)
 
 
+def test_messages_tell_how_many_milliseconds_they_took(saved):
+    messages = json.loads(saved.read_text())["shmgpu_debug"]["messages"]
+    took = [one["milliseconds"] for one in messages]  # 0 of one that nobody has waited for
+    assert len(took) == 4 and max(took) > 1e-3 and all(0 <= one < 60_000 for one in took)
+
+
 def test_what_was_dropped_and_what_failed_is_said(saved, capsys):
     held = json.loads(saved.read_text())
     held["shmgpu_debug"]["dropped"]["operations"] = 7

@@ -27,6 +27,10 @@ CASES = {
     "a cast through whole numbers": (lambda f, x: x.to(f.int64).to(f.float32) + x, f32(1.5, 2)),
     "maximum": (lambda f, x, y: f.maximum(x, y), f32(NAN, 1, 2, 3), f32(1, NAN, 2, 1)),
     "minimum": (lambda f, x, y: f.minimum(x, y), f32(NAN, 1, 2, 3), f32(1, NAN, 2, 1)),
+    "windows with several that are no numbers": (  # of which the last one has the gradient
+        lambda f, x: f.max_pool2d(x, 2),
+        np.where(np.isin(np.arange(16), (0, 4, 6, 11)), NAN, np.arange(16.0)).reshape(1, 1, 4, 4),
+    ),
     "a square of bools": (lambda f, x: x.square(), np.array([True, False])),
     "a power of bools": (lambda f, x: x**2, np.array([True, False])),
     "any of bytes": (lambda f, x: x.any(), np.array([1, 0], np.uint8)),
