@@ -309,7 +309,7 @@ C_SWAPS = [
 ]  # fmt: skip
 # Of two whole numbers, where it is one when they are equal whichever way that is decided:
 # "a > b ? a - b : 0", "a < b ? a : b", "if (a < b) a = b;".
-C_TERM = r"((?:\(\w+\))?[\w.>-]+)"
+C_TERM = r"((?:\(\w+\))?\*?[\w.>-]+)"
 # What binds less than a comparison does, so that the term begins there, and where a choice ends.
 C_BEGIN = r"(?:(?<=[(?:])|(?<=[^=!<>]= )|(?<=return )|(?<=[,?:] )|(?<=\|\| )|(?<=&& ))"
 C_END = r"(?=[;,)\]])"

@@ -157,10 +157,12 @@ def test_where_in_a_table_something_lies_is_nobodys_matter():
         ("c -= a > (int)b ? (int)b : a;", True),
         ("take(c, a < b ? b : a);", True),
         ("if (a->n > (int)b) a->n = (int)b;", True),
+        ("if (*a > b) *a = b;", True),
         ("return a > b ? a : 0;", False),
         ("return a > b ? a - b : 1;", False),
         ("return a > b ? a - b : 0 - c;", False),
         ("return c + a < b ? a : b;", False),  # what is compared is the sum
+        ("return c *a < b ? *a : b;", False),
         ("return a < b ? a : b + 1;", False),
         ("return a < b ? a : b(c);", False),
         ("return c == a < b ? a : b;", False),
