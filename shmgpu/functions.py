@@ -314,7 +314,14 @@ def _find_running_loop() -> Callable[[], Any]:
 def _aio(
     target: Function[Any, Any], args: Any, kwargs: Any, settings: CallOptions | None
 ) -> Started[Any]:
-    loop = (_running_loop or _find_running_loop())()
+    try:
+        loop = (_running_loop or _find_running_loop())()
+    except RuntimeError:
+        name = target.name
+        raise RuntimeError(
+            f"{name}.aio() needs a running event loop, and there is none: await it in an async "
+            f"function, or use {name}.submit(), whose future any thread may ask"
+        ) from None
     port = runtime.port_now()
     started: Started[Any] = Started(loop, port)
     ticket = started._ticket = port.submit(target, args, kwargs, settings, started, False)

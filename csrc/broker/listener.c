@@ -311,9 +311,9 @@ static int scale(const shmi_hello_t *hello, char sentence[SHMI_ATTACH_SENTENCE_B
   shmi_process_table_wanted(hello->pool, &most);
   if (hello->helpers < 1 || hello->helpers > most) {
     snprintf(sentence, SHMI_ATTACH_SENTENCE_BYTES,
-             "the pool can have from 1 to %d helpers: start the broker with a larger "
-             "--max-helpers to have more",
-             most);
+             "the pool can have from 1 to %d helpers: to have more, start the broker with %s", most,
+             shmi_process_table_config()->persistent == SHM_UNTIL_TOLD ? "a larger --max-helpers"
+                                                                       : "more helpers");
     return SHM_EBAD_CONFIG;
   }
   int status = shmi_process_table_scale(hello->pool, hello->helpers);

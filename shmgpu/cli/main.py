@@ -8,6 +8,7 @@ for either.
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib.metadata
 import os
 import re
@@ -19,6 +20,7 @@ from shmgpu.errors import ShmError
 
 INTERRUPTED = 130  # as a shell counts what SIGINT ended, and what SIGPIPE did
 NOBODY_READS = 141
+CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 COMMANDS = (  # as --help lists them
     demo.add,
     doctor.add,
@@ -52,6 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever read has had enough; the interpreter must not try to flush to them at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NOBODY_READS
+    except OSError as error:
+        if error.filename is not None or error.errno not in CANNOT_WRITE:
+            raise
+        # Nor to whoever cannot take more: as a full disk.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"shmgpu: the output could not be written: {error.strerror}", file=sys.stderr)
+        return 1
 
 
 def _as_flags(sentence: str) -> str:

@@ -18,6 +18,7 @@ from attach.brokers import until
 
 import shmgpu
 from shmgpu import core
+from shmgpu.attach import control
 
 
 def in_fork(body, meanwhile=lambda: None) -> str:
@@ -294,3 +295,14 @@ def test_f35_a_claimer_that_is_killed_is_cleaned_up_after_and_its_fork_goes_on()
 
     results = shmgpu.launch(main, slots=1, helpers=2, devices="cpu", arena="1MiB")
     assert results == [("False", [1])]
+
+
+def ask_for_more(rank):
+    with pytest.raises(shmgpu.ConfigError) as told:
+        control.scale(9, path=os.environ["SHMGPU_SOCKET"])
+    return str(told.value)
+
+
+def test_a_launch_that_cannot_have_more_helpers_says_so_in_its_own_words():
+    (told,) = shmgpu.launch(ask_for_more, children=1, helpers=1, devices="cpu", slots=1)
+    assert "from 1 to 1 helpers: to have more, start the broker with more helpers" in told

@@ -67,6 +67,12 @@ async def until(condition):
         await asyncio.sleep(0.002)
 
 
+def test_without_a_loop_it_is_told_what_to_use_instead(x):
+    with pytest.raises(RuntimeError, match=r"add_one\.aio\(\) needs .* use add_one\.submit\(\)"):
+        add_one.aio(x)
+    assert runtime.require_port().outstanding == 0
+
+
 def test_an_answer_that_is_near_is_read_by_who_awaits_it_and_the_loop_has_no_part_in_it(x, near):
     async def main():
         while True:

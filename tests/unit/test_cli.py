@@ -193,6 +193,16 @@ def test_a_reader_that_leaves_ends_the_command_without_a_traceback(saved):
     assert done.stderr == ""
 
 
+def test_a_disk_that_is_full_is_a_sentence():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "shmgpu", "list"],
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=60,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == "shmgpu: the output could not be written: No space left on device\n"
+
+
 COMPLETE = """
 source <("$0" -m shmgpu completion bash)
 COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); _shtab_shmgpu; echo "${COMPREPLY[@]}"
