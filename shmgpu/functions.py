@@ -55,8 +55,9 @@ class Function(DeclaredFunction, QuickFunction, Calls[P, R]):
     Calling it sends a message and waits. Without a broker, :meth:`local` runs the original.
     """
 
+    plans: PlanTable  # made for each port at its first call
+
     def _prepare(self) -> None:
-        self.plans = PlanTable()
         self.signatures = None if self.mutates else []
         self.plans_port = None
 

@@ -572,3 +572,14 @@ def test_a_session_function_of_another_name_is_watched_at_a_prompt_and_no_file_i
     assert status == 0 and "make was defined anew" in said, complained
     write(place, "script.py", cells + anew)
     assert place.run("script.py")[:2] == (0, "")
+
+
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_the_cpu_is_named_only_where_there_is_another_device(has_gpu, monkeypatch, tmp_path):
+    monkeypatch.setattr(automatic, "DRIVER", str(tmp_path if has_gpu else tmp_path / "none"))
+    named = ["cpu"] if has_gpu else []
+    assert automatic._named_devices(None) == []
+    for devices in ("cpu", ["cpu"], ["cpu", "cpu"]):
+        assert automatic._named_devices(devices) == named
+    assert automatic._named_devices({"b": "cpu", "a": None}) == ["a: []", f"b: {named}"]
+    assert automatic._named_devices(["cuda:1", "cpu"]) == ["cpu", "cuda:1"]

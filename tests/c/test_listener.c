@@ -573,6 +573,11 @@ TEST(quotas_bound_what_a_client_gets_and_the_smallest_of_those_that_name_it_hold
   rows[0].window = 100000;
   CHECK_EQ(shm_set_quotas(rows, 1), SHM_EBAD_CONFIG);
   with_clients(1, bounded);
+  /* However short a name is. */
+  shm_quota_t named[] = {{.window = 3}, {.program = "c", .window = 8}};
+  CHECK_EQ(shm_set_quotas(named, 2), SHM_OK);
+  CHECK_EQ(shmi_quota_of(getuid(), "c").window, 8);
+  CHECK_EQ(shmi_quota_of(getuid(), "d").window, 3);
   /* Each column by itself: one that is not said bounds nothing. */
   shm_quota_t arena = {.arena_bytes = 4096}, parked = {.parked_bytes = 8192};
   CHECK_EQ(shm_set_quotas(&arena, 1), SHM_OK);

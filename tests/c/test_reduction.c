@@ -205,3 +205,14 @@ TEST(a_mean_is_of_floats_and_bytes_are_not_computed_with) {
   CHECK_EQ(shmi_dtype_partial_bytes(SHM_FLOAT16), 4);
   CHECK_EQ(shmi_dtype_partial_bytes(SHM_INT16), 2);
 }
+
+TEST(each_type_has_its_size_and_what_is_none_has_none) {
+  static const size_t sizes[] = {
+      [SHM_BYTES] = 1, [SHM_FLOAT16] = 2, [SHM_BFLOAT16] = 2, [SHM_FLOAT32] = 4, [SHM_FLOAT64] = 8,
+      [SHM_INT8] = 1, [SHM_INT16] = 2, [SHM_INT32] = 4, [SHM_INT64] = 8, [SHM_UINT8] = 1,
+      [SHM_UINT16] = 2, [SHM_UINT32] = 4, [SHM_UINT64] = 8};
+  int count = (int)(sizeof sizes / sizeof *sizes);
+  for (int dtype = 0; dtype < count; dtype++) CHECK_EQ(shmi_dtype_bytes(dtype), sizes[dtype]);
+  CHECK_EQ(shmi_dtype_bytes(-1), 0);
+  CHECK_EQ(shmi_dtype_bytes(count), 0);
+}

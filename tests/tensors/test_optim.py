@@ -178,3 +178,14 @@ def test_a_saved_state_stays_what_it_was(engine):
     run(weight, step, 2)
     run(weight, other, 2)
     np.testing.assert_array_equal(saved["state"][0]["exp_avg"].data, before)
+
+
+@pytest.mark.parametrize("order", [(1, 2, 3), (3, 2, 1), (2, 3, 1)])
+def test_of_several_steps_that_failed_the_first_says_what_the_counts_were(order):
+    with gt.init(inline=True, arena="1MiB"):
+        weight = gt.ones(2, requires_grad=True)
+        optimizer = optim.Adam([weight])
+    optimizer._turns[weight] = 4
+    for turn in order:
+        optimizer._take_back(weight, {"step": turn - 1}, turn)
+    assert optimizer.state[weight] == {"step": 0}
