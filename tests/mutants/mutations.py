@@ -277,7 +277,10 @@ class Python(ast.NodeVisitor):
 WAIT = re.compile(  # the name of a time, or what is one
     r"_*[A-Z][A-Z_]*_(S|MS|US|NS)\b(: \w+)? = |_*[A-Z][A-Z_]* = timedelta\("
 )
-BOUND = re.compile(r"_*(?:MAX|MOST|KEPT)_\w+(?:: \w+)? = (\d[\d_]*)(?: << (\d+))?,?(?: +[#/].*)?$")
+BOUND = re.compile(
+    r"(?:_*(?:MAX|MOST|KEPT)_\w+(?:: \w+)? = |@(?:functools\.)?lru_cache\(maxsize=)"
+    r"(\d[\d_]*)(?: << (\d+))?(?:,|\)|, typed=True\))?(?: +[#/].*)?$"
+)
 ROUND = 16  # smaller bounds are counted out by tests
 HASH = "0x9E3779B97F4A7C15"  # what keys of tables are multiplied by, and nothing else
 
