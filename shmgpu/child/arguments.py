@@ -449,7 +449,7 @@ class Arguments:
             for ready in ready_calls(target):
                 found = found or bool(ready)
                 ready.clear()
-            for plan in tuple(target.plans.values()):
+            for plan in list(target.plans.values()):
                 found = found or bool(plan.idle) or bool(plan.rooms)
                 plan.idle.clear()
                 plan.rooms.clear()
@@ -467,9 +467,9 @@ class Arguments:
         ready: list[Any] = []
         for target in tuple(self._targets):
             ready += ready_calls(target)
-            plans = {id(plan): plan for plan in tuple(target.plans.values())}
+            plans = {id(plan): plan for plan in list(target.plans.values())}
             ready += [plan.rooms for plan in plans.values()]
-            idle += [(call, plan) for plan in plans.values() for call in tuple(plan.idle)]
+            idle += [(call, plan) for plan in plans.values() for call in list(plan.idle)]
         kept = sum(call.kept_bytes for call, _ in idle)
         kept += sum(one.kept_bytes for turns in ready for one in tuple(turns))
         if kept <= self._may_keep:

@@ -265,7 +265,7 @@ class LoopReaders:
         """A call of that handler waits in it."""
         if loop not in self.waiting:
             # Its readers are gone with it, and so are those who waited.
-            for other in tuple(self.waiting):
+            for other in list(self.waiting):
                 if other.is_closed():
                     self.forget(other)
         self.waiting.setdefault(loop, set()).add(handler)

@@ -10,9 +10,12 @@ jump, and finalizers anywhere. Such code may raise (Ctrl-C), and it may call, su
 must not wait for a future: what ends it may wait for the very thread that was interrupted.) So:
 
 *A single call into C is the only indivisible step*, ``deque.append`` and ``dict.pop`` as much as
-``port_submit``. Everything else here is a row of such steps after each of which one may stop, and
-whoever comes next goes on. What is to be done is therefore never on a stack alone: it stays where
-the next one finds it until the step that completes it.
+``port_submit``; and only one that makes no object within, as that may collect garbage (before
+CPython 3.12), and run finalizers. (So a dictionary or deque that others change is looked through as
+a ``list`` of it, which reads it in one go; a ``tuple`` is made after the reading has begun.)
+Everything else here is a row of such steps after each of which one may stop, and whoever comes next
+goes on. What is to be done is therefore never on a stack alone: it stays where the next one finds
+it until the step that completes it.
 
 - *A blocked call* owns its :class:`Call` until it returns. Where an exception strikes, the call is
   put into ``_struck`` with all that a helper may still touch, and ``STRUCK`` into ``_out``: nothing
@@ -312,7 +315,7 @@ class Port(Replies):
 
         May be interrupted, and done again, by another thread as well.
         """
-        for struck in tuple(self._struck):
+        for struck in list(self._struck):
             call, keep, done = struck
             if type(call) is Ticket:
                 self._withdraw(call)
@@ -493,7 +496,7 @@ class Port(Replies):
         return True
 
     def _is_anything_out(self) -> bool:
-        return any(one is not None and one.sent[0] for one in tuple(self._out.values()))
+        return any(one is not None and one.sent[0] for one in list(self._out.values()))
 
     def cancel(self, ticket: Ticket) -> bool:
         """Nobody wants a submitted call any more; False when it has ended already.
@@ -560,7 +563,7 @@ class Port(Replies):
 
     def _expire_all(self) -> None:
         now = time.monotonic_ns()
-        for ticket in tuple(self._out.values()):
+        for ticket in list(self._out.values()):
             if ticket is not None and 0 < ticket.deadline_ns <= now:
                 self.expire(ticket)
 
@@ -573,7 +576,7 @@ class Port(Replies):
                 self._closed = reason
             self._told += [
                 (ticket, ticket.handler, None, type(reason)(str(reason)), True)
-                for ticket in tuple(self._out.values())
+                for ticket in list(self._out.values())
                 if ticket is not None
             ]
             self._out.clear()

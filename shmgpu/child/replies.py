@@ -280,7 +280,7 @@ class Replies(quick.QuickPort):
 
     def _offer_all(self) -> int:
         done = 0
-        for reply in tuple(self._growing):
+        for reply in list(self._growing):
             self._offer(reply)
             try:
                 self._growing.remove(reply)
@@ -398,7 +398,7 @@ class Replies(quick.QuickPort):
         if not self._deadlines:
             return LINGER_NS
         linger_ns, now_ns = QUEUE_NS if self._queue else LINGER_NS, time.monotonic_ns()
-        for ticket in tuple(self._out.values()):
+        for ticket in list(self._out.values()):
             if ticket is not None and ticket.handler is not None and ticket.deadline_ns:
                 linger_ns = min(linger_ns, max(ticket.deadline_ns - now_ns, 0))
         return linger_ns
@@ -407,7 +407,7 @@ class Replies(quick.QuickPort):
         """Whether the reader has to wait for replies: nobody else does for these."""
         return bool(self._queue) or any(
             ticket is None or ticket.is_watched or ticket.deadline_ns
-            for ticket in tuple(self._out.values())
+            for ticket in list(self._out.values())
         )
 
     def join(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import gc
+import itertools
 import selectors
 import signal
 import threading
@@ -733,3 +734,37 @@ def test_an_error_keeps_nothing_alive_of_who_read_it(broker):
         assert ask()() is None
     finally:
         gc.enable()
+
+
+LOOKS = ("_has_work", "_linger_ns", "_expire_all", "_is_anything_out")
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_what_is_out_may_change_wherever_an_object_is_made(broker, look):
+    """There garbage is collected before CPython 3.12, and finalizers may call."""
+    port = runtime.require_port()
+    port._deadlines = True
+    others = itertools.count(-2, -1)
+    gate = shmgpu.arena.zeros(1)
+    running = [held.submit(gate[:]) for _ in range(3)]
+
+    def change(phase, info):
+        port._out[next(others)] = None  # which is no ticket
+        if len(port._out) > 50:
+            for other in [one for one in list(port._out) if one < -1]:
+                port._out.pop(other, None)
+
+    before = gc.get_threshold()
+    gc.callbacks.append(change)
+    gc.set_threshold(1)
+    try:
+        for turn in range(1000):
+            _garbage = [[] for _ in range(turn % 4)]
+            getattr(port, look)()
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(change)
+        for other in [one for one in list(port._out) if one < -1]:
+            port._out.pop(other, None)
+        gate[0] = 1
+    assert [one.result(20) is not None for one in running]
