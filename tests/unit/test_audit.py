@@ -52,6 +52,10 @@ def test_a_row_that_finds_nothing_fails_the_audit():
         audit.of_code([], (ROW,))
 
 
+@pytest.mark.skipif(
+    not (constraints.ROOT / "shmgpu").is_dir(),
+    reason="the package's sources are not beside these tests",
+)
 def test_every_row_of_the_baseline_has_a_file_and_a_reason():
     for row in baseline.CODE:
         assert len(row.reason) > 10
