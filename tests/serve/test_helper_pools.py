@@ -79,6 +79,9 @@ def test_a_model_has_helpers_on_its_devices(where, monkeypatch, models, helpers,
         for source in in_pools(sources, list(plan.pools))
     }
     assert found == placed
+    # Helpers that have a GPU each make communicators; those that share one, or the CPU, need none.
+    gpus = {device for ones in placed.values() for device in ones if device != "cpu"}
+    assert plan.has_gpus_apart == (len(gpus) > 1)
 
 
 @pytest.mark.parametrize(

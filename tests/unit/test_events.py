@@ -36,7 +36,10 @@ INFO, ERROR, WARNING, DEBUG = logging.INFO, logging.ERROR, logging.WARNING, logg
 TOLD = [
     ("helper_started", {}, {}, INFO, {"kind": "helper_respawned", "deaths": 5}),
     ("helper_started", {"generation": 1}, {}, None, {}),
-    ("helper_ready", {}, {}, INFO, {"kind": "helper_ready", "role": "helper 3", "pid": 41}),
+    ("helper_ready", {}, {}, INFO,
+     {"kind": "helper_ready", "role": "helper 3", "pid": 41, "generation": 2}),
+    ("helper_unloaded", {}, {}, INFO,
+     {"kind": "helper_unloaded", "role": "helper 3", "cause": "no call had come for long"}),
     ("helper_ready", {"pid": 0, "generation": 0}, {}, INFO, {"pid": None, "generation": None}),
     ("helper_failed", {}, {"cause": "it raised"}, ERROR,
      {"cause": "could not make its session: it raised", "action": "replaced at once"}),
