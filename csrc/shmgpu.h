@@ -655,7 +655,8 @@ typedef struct shm_work {
   uint8_t reserved;
 } shm_work_t;
 
-/* Report that the session is made (SHM_OK), or could not be made (SHM_ESESSION). */
+/* Report that the session is made (SHM_OK), or could not be made (SHM_ESESSION), even at a call
+ * after SHM_OK: then finish what was taken first, and end. */
 int shm_helper_ready(int status);
 /* Wait for the next call: fills works with the messages of one batch and returns how many (at
  * least 1), SHM_EAGAIN at the time-out, SHM_ESTOPPED when the helper should end; SHM_EINTR when a

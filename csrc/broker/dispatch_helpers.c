@@ -219,7 +219,9 @@ void shmi_dispatch_made_up(shmi_dispatch_t *d, int h) {
   shmi_schedule_helper_up(d->schedule, h);
 }
 
-static void failed_to_start(shmi_dispatch_t *d, int h) {
+/* It has no session, and ends: what it still holds is decided then. */
+static void failed_to_load(shmi_dispatch_t *d, int h) {
+  shmi_schedule_helper_down(d->schedule, h);
   d->helpers[h].state = SHMI_PEER_FAILED;
   d->flags |= SHMI_TURN_READY;
   if (!d->helpers[h].is_retiring) d->scoreboard->helper_stats[h].state = SHM_HELPER_DEAD;
@@ -272,9 +274,10 @@ static int read_helper(shmi_dispatch_t *d, int h, int at_end) {
       if (frame->kind == SHMI_FRAME_REPLY) {
         finish(d, h, frame->delivery, shmi_status_from_wire(frame->status), frame->result.value,
                frame->started_units, frame->finished_units);
+      } else if (frame->kind == SHMI_FRAME_READY && frame->status != 0) {
+        failed_to_load(d, h);
       } else if (frame->kind == SHMI_FRAME_READY && helper->state == SHMI_PEER_STARTING) {
-        if (frame->status != 0) failed_to_start(d, h);
-        else if (!shmi_dispatch_must_catch_up(d, h)) shmi_dispatch_made_up(d, h);
+        if (!shmi_dispatch_must_catch_up(d, h)) shmi_dispatch_made_up(d, h);
       } else if (frame->kind == SHMI_FRAME_IDLE) {
         unload(d, h);
       }

@@ -309,13 +309,8 @@ class RoleHost(core.Host):
         self.plan.setups[event["index"]].is_lazy = True
 
     def _on_helper_died(self, event: dict[str, int]) -> dict[str, str]:
-        cause = self._causes.of(event)
-        report = self.helper_reports.read(event["index"])
-        if report is not None:  # it was lazy
-            self.helper_reports.forget(event["index"])
-            cause = f"could not make its session: {report.message} ({cause})"
         return {
-            "cause": cause,
+            "cause": self._causes.of(event),
             "stack": self.helper_stacks.take(event["index"]),
         }
 

@@ -106,10 +106,9 @@ def run(number: int, generation: int, setup: Setup, report: Callable[[str, str],
         if os.getpid() != pid:
             end_copy("a session function")
         report(f"{type(error).__name__}: {error}", own_traceback(error))
-        if postponed is None:
-            core.helper_ready(core.ESESSION)
-        else:
+        if postponed is not None:
             refuse(_executor(helper, setup, devices.make("cpu", 0, [])), taken, error)
+        core.helper_ready(core.ESESSION)
         return 1
     if os.getpid() != pid:
         end_copy("a session function")

@@ -456,6 +456,30 @@ TEST(an_idle_helper_that_offers_to_end_may_unless_it_has_something_to_do) {
   close_peers();
 }
 
+TEST(a_helper_that_could_not_make_its_session_at_a_call_gets_no_more_of_them) {
+  open_peers(1, 1, 1);
+  child_sends(0, bound_to(fn_plain, 1));
+  turn();
+  helper_reads(0);
+  helper_ends(0, 0, SHM_ESESSION);
+  shmi_frame_t failed = {.kind = SHMI_FRAME_READY, .status = shmi_status_to_wire(SHM_ESESSION)};
+  CHECK_EQ(shmi_pipe_write(hands[0].up_fd, &failed, 1), 1);
+  turn();
+  CHECK_EQ(child_reads(0), 1);
+  CHECK_EQ(shmi_dispatch_helper_state(d, 0), SHMI_PEER_FAILED);
+  child_sends(0, bound_to(fn_plain, 1)); /* waits for who takes its place */
+  turn();
+  CHECK_EQ(helper_reads(0), 0);
+  helper_dies(0);
+  helper_comes(0);
+  CHECK_EQ(helper_reads(0), 1);
+  helper_ends(0, 0, SHM_OK);
+  turn();
+  CHECK_EQ(child_reads(0), 1);
+  expect_all_ended();
+  close_peers();
+}
+
 TEST(a_call_does_not_hang_while_its_helper_makes_a_session_for_it) {
   open_peers(1, 1, 1);
   shmi_frame_t call = call_of(fn_hangs);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import os
@@ -163,6 +164,45 @@ def test_f01_replacements_that_cannot_make_their_session_end_the_launch_with_tha
     with pytest.raises(shmgpu.SessionError, match="the weights are gone") as caught:
         shmgpu.launch(main, children=1, session=session, **ONE_HELPER)
     assert caught.value.helper == 0 and "in session" in caught.value.traceback_text
+
+
+def test_f01_so_do_sessions_that_cannot_be_made_at_a_call():
+    def session(helper):
+        raise FileNotFoundError("the weights are gone")
+
+    def main(rank):
+        with contextlib.suppress(shmgpu.NoHelpers):
+            for _ in range(9):
+                with pytest.raises(shmgpu.RemoteError, match="the weights are gone"):
+                    pid()
+        time.sleep(30)  # until it is told to end
+
+    with pytest.raises(shmgpu.SessionError, match="the weights are gone") as caught:
+        shmgpu.launch(main, children=1, session=session, lazy=True, **ONE_HELPER)
+    assert caught.value.helper == 0 and "in session" in caught.value.traceback_text
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_f01_a_session_that_could_not_be_made_is_no_cause_of_later_deaths(tmp_path, events, lazy):
+    is_away = tmp_path / "away"
+
+    def session(helper):
+        if is_away.exists():
+            is_away.unlink()
+            raise FileNotFoundError("the weights are gone")
+
+    with shmgpu.init(session=session, lazy=lazy, **ONE_HELPER):
+        first = pid()
+        is_away.touch()
+        os.kill(first, signal.SIGKILL)
+        with pytest.raises(shmgpu.RemoteError) if lazy else contextlib.nullcontext():
+            pid()
+        with pytest.raises(shmgpu.HelperDied):
+            die()
+        pid()
+    [failed] = events("helper_failed")
+    assert failed["cause"] == "could not make its session: FileNotFoundError: the weights are gone"
+    assert [death["cause"] for death in events("helper_died")] == ["killed by SIGKILL"] * 2
 
 
 # ---- F04 -------------------------------------------------------------------------------------
