@@ -102,6 +102,8 @@ def serve(options: argparse.Namespace) -> None:
             children=options.workers,
             helpers=helpers,
             session=session,
+            lazy=False,  # what a session finds in the models is what the server tells of them
+            idle=0,
             devices=devices,
             arena=options.arena,
             window=WINDOW,

@@ -178,6 +178,13 @@ def test_the_command_line_beats_the_file_and_the_file_the_variables(tmp_path, mo
         options.resolve(argparse.Namespace(config=None, models=["m.py"]))
 
 
+def test_variables_about_sessions_are_not_about_a_servers_models(monkeypatch):
+    monkeypatch.setenv("SHMGPU_LAZY", "1")
+    monkeypatch.setenv("SHMGPU_IDLE", "0.01")
+    with servers.serving(MODEL, helpers=1, workers=1) as server:
+        assert server.ask("GET", "/v2/models/scale/ready")[0] == 200
+
+
 def test_a_configuration_file_has_the_flags_names_as_keys(tmp_path):
     (tmp_path / "model.py").write_text(MODEL.read_text())
     config = tmp_path / "server.toml"
