@@ -17,9 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from crash.programs import until
 
 import shmgpu
-from shmgpu.child import runtime
+from shmgpu.child import quick, runtime
+from shmgpu.child.futures import CallFuture
 
 
 @shmgpu.function(arrays="numpy")
@@ -279,6 +281,30 @@ def test_a_submitted_call_leaves_what_it_was_made_of_to_the_next_however_its_end
         assert x.flags.writeable and not runtime.require_port()._out
         loop.close()
         del x, kept, before
+
+
+class BegunLate(CallFuture):
+    """The reader ends while it is made: nothing is out yet."""
+
+    @property
+    def _port(self):
+        return vars(self)["port"]
+
+    @_port.setter
+    def _port(self, port):
+        until(lambda: port._reader is None, "the reader has ended")
+        vars(self)["port"] = port
+
+
+def test_a_call_that_is_sent_as_the_reader_ends_is_read_though_nobody_asks_for_it():
+    with shmgpu.init(helpers=1, devices="cpu", arena="1MiB"):
+        x = shmgpu.arena.zeros(4)
+        for _ in range(4):
+            act.submit(x).result()
+        future = quick.start(act, (x,), {}, BegunLate)
+        until(lambda: x.flags.writeable, "it has ended, and its argument is free")
+        assert future.result().tolist() == [1] * 4
+        del x
 
 
 @shmgpu.function(arrays="numpy")

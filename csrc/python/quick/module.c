@@ -95,6 +95,7 @@ static bool intern_names(void) {
       {&shmi_quick.tidy, "_tidy"},
       {&shmi_quick.poll, "poll"},
       {&shmi_quick.pump, "pump"},
+      {&shmi_quick.start_reader, "_start_reader"},
       {&shmi_quick.append, "append"},
       {&shmi_quick.view, "view"},
       {&shmi_quick.numpy, "numpy"},

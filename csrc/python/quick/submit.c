@@ -208,6 +208,11 @@ PyObject *shmi_start(PyObject *module, PyObject *given) {
   if (ticket == NULL || PyObject_SetAttr(future, shmi_quick.own_ticket, ticket) < 0) {
     Py_CLEAR(future);
   }
+  if (future != NULL && port->reader == Py_None) { /* it has just ended: nothing had been out */
+    PyObject *done = PyObject_CallMethodObjArgs((PyObject *)port, shmi_quick.start_reader, NULL);
+    if (done == NULL) Py_CLEAR(future);
+    Py_XDECREF(done);
+  }
   Py_XDECREF(ticket);
   Py_DECREF((PyObject *)port);
   return or_none(future);
