@@ -67,19 +67,23 @@ def fully_shard(
         raise ValueError("fully_shard: the module was cut before: call it once for each")
     ignored = set(ignored_params or ())
     homes: list[tuple[Module, str]] = []
-    lies: dict[Tensor, tuple[Layout, Layout]] = {}
+    wanted: dict[Tensor, Placement] = {}
+    left: list[Tensor] = []
     for owner in _own(module):
         for name, parameter in owner._parameters.items():
             if parameter is None:
                 continue
             if parameter in ignored:
-                if said(parameter._node) is None:
-                    put(parameter, mesh, [Replicate()])
+                left.append(parameter)
                 continue
             homes.append((owner, name))
-            if parameter not in lies:
-                wanted = shard_placement_fn(parameter) if shard_placement_fn is not None else None
-                lies[parameter] = _cut(parameter, mesh, wanted)
+            if parameter not in wanted:
+                asked = shard_placement_fn(parameter) if shard_placement_fn is not None else None
+                wanted[parameter] = _placement(parameter, mesh, asked)
+    for parameter in left:  # only now: where one cannot be cut, none is
+        if said(parameter._node) is None:
+            put(parameter, mesh, [Replicate()])
+    lies = {parameter: _cut(parameter, mesh, how) for parameter, how in wanted.items()}
     policy = mp_policy or MixedPrecisionPolicy()
     unit = next(_UNITS) if reshard_after_forward else None
     forward = module.forward
@@ -111,30 +115,33 @@ def _own(module: Module) -> list[Module]:
     return found
 
 
-def _cut(parameter: Tensor, mesh: DeviceMesh, wanted: Shard | None) -> tuple[Layout, Layout]:
-    """Cut it, as is wanted, or along its first axis that is not cut yet.
-
-    Returns how it lies while it is whole, and how it lies now.
-    """
+def _on_mesh(parameter: Tensor, mesh: DeviceMesh) -> Layout | None:
+    """How it lies on the whole mesh by now, if it does."""
     before = said(parameter._node)
-    on_mesh = before if before is not None and before.mesh is mesh.whole else None
-    taken = on_mesh.sharded if on_mesh is not None else ()
+    return before if before is not None and before.mesh is mesh.whole else None
+
+
+def _placement(parameter: Tensor, mesh: DeviceMesh, asked: Shard | None) -> Placement:
+    """Where it is to be cut: as was asked for, or along its first axis that is not cut yet."""
+    before = _on_mesh(parameter, mesh)
+    taken = before.sharded if before is not None else ()
     dims = [dim for dim in range(parameter.ndim) if dim not in taken]
-    placement: Placement = Shard(dims[0]) if dims else Replicate()
-    if wanted is not None:
-        if not isinstance(wanted, Shard):
-            raise TypeError(
-                f"fully_shard: shard_placement_fn gave {wanted!r} for a parameter of shape "
-                f"{tuple(parameter.shape)}: return Shard(axis), or None for its first axis"
-            )
-        dim = wanted.dim + parameter.ndim if wanted.dim < 0 else wanted.dim
-        if dim not in dims:
-            why = "is cut already" if dim in taken else "does not exist"
-            raise ValueError(
-                f"fully_shard: shard_placement_fn gave {wanted} for a parameter of shape "
-                f"{tuple(parameter.shape)}, whose axis {wanted.dim} {why}: choose one of {dims}"
-            )
-        placement = Shard(dim)
-    whole = mesh.layout([Replicate()], parameter.ndim, on_mesh)
+    if asked is None:
+        return Shard(dims[0]) if dims else Replicate()
+    told = f"fully_shard: shard_placement_fn gave {asked!r} for a parameter of shape "
+    told += f"{tuple(parameter.shape)}"
+    if not isinstance(asked, Shard):
+        raise TypeError(f"{told}: return Shard(axis), or None for its first axis")
+    dim = asked.dim + parameter.ndim if asked.dim < 0 else asked.dim
+    if dim not in dims:
+        why = "is cut already" if dim in taken else "does not exist"
+        choice = f"choose one of {dims}" if dims else "return None"
+        raise ValueError(f"{told}, whose axis {asked.dim} {why}: {choice}")
+    return Shard(dim)
+
+
+def _cut(parameter: Tensor, mesh: DeviceMesh, placement: Placement) -> tuple[Layout, Layout]:
+    """Cut it; how it lies while it is whole, and how it lies now."""
+    whole = mesh.layout([Replicate()], parameter.ndim, _on_mesh(parameter, mesh))
     put(parameter, mesh, [placement])
     return whole, said(parameter._node)

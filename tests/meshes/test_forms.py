@@ -217,6 +217,14 @@ def test_what_is_fully_sharded_is_cut_where_it_is_told_to_and_what_is_ignored_is
             fully_shard(nn.Linear(2, 2), mesh=mesh, shard_placement_fn=lambda one, w=wrong: w)
 
 
+def test_a_layer_of_which_one_parameter_cannot_be_cut_is_not_cut_at_all(two):
+    mesh, layer = two.mesh(2), nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"shape \(2,\), whose axis 1 does not exist: choose one"):
+        fully_shard(layer, mesh=mesh, shard_placement_fn=lambda one: Shard(1))
+    fully_shard(layer, mesh=mesh)
+    assert layer.weight.placements == layer.bias.placements == (Shard(0),)
+
+
 def test_two_forms_at_once_on_a_mesh_of_two_axes(four, alone):
     mesh = four.mesh(2, 2, names=("data", "tensor"))
     net = parallelize_module(model(), mesh["tensor"], TENSOR)
