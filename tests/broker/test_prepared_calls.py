@@ -296,15 +296,14 @@ class BegunLate(CallFuture):
         vars(self)["port"] = port
 
 
-def test_a_call_that_is_sent_as_the_reader_ends_is_read_though_nobody_asks_for_it():
-    with shmgpu.init(helpers=1, devices="cpu", arena="1MiB"):
-        x = shmgpu.arena.zeros(4)
-        for _ in range(4):
-            act.submit(x).result()
-        future = quick.start(act, (x,), {}, BegunLate)
-        until(lambda: x.flags.writeable, "it has ended, and its argument is free")
-        assert future.result().tolist() == [1] * 4
-        del x
+@pytest.mark.parametrize("broker", ["quick"], indirect=True)
+def test_a_call_that_is_sent_as_the_reader_ends_is_read_though_nobody_asks_for_it(broker):
+    x = warm()
+    for _ in range(4):
+        act.submit(x).result()
+    future = quick.start(act, (x,), {}, BegunLate)
+    until(lambda: x.flags.writeable, "it has ended, and its argument is free")
+    assert future.result().tolist() == [1] * 4
 
 
 @shmgpu.function(arrays="numpy")
