@@ -278,7 +278,7 @@ static int read_helper(shmi_dispatch_t *d, int h, int at_end) {
         failed_to_load(d, h);
       } else if (frame->kind == SHMI_FRAME_READY && helper->state == SHMI_PEER_STARTING) {
         if (!shmi_dispatch_must_catch_up(d, h)) shmi_dispatch_made_up(d, h);
-      } else if (frame->kind == SHMI_FRAME_IDLE) {
+      } else if (frame->kind == SHMI_FRAME_IDLE && !at_end) {
         unload(d, h);
       }
     }

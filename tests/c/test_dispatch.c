@@ -456,6 +456,16 @@ TEST(an_idle_helper_that_offers_to_end_may_unless_it_has_something_to_do) {
   close_peers();
 }
 
+TEST(a_helper_that_dies_as_it_offers_to_end_has_died) {
+  open_peers(1, 1, 1);
+  offers_to_end(0); /* which nobody has read yet */
+  helper_dies(0);
+  CHECK(!shmi_dispatch_helper_is_unloading(d, 0));
+  CHECK_EQ(shmi_scoreboard()->helper_stats[0].deaths, 1);
+  CHECK_EQ(shmi_scoreboard()->helper_stats[0].state, SHM_HELPER_DEAD);
+  close_peers();
+}
+
 TEST(a_helper_that_could_not_make_its_session_at_a_call_gets_no_more_of_them) {
   open_peers(1, 1, 1);
   child_sends(0, bound_to(fn_plain, 1));
