@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from crash.programs import until
 
 import shmgpu
 from shmgpu import core
@@ -155,6 +156,19 @@ def test_a_lone_call_is_answered_at_once(broker):
     assert first.tolist() == [2, 2] and second.tolist() == [3, 3]
     for n in (10, 100_000, 20):
         assert grows(n).tolist() == [5.0] * n
+
+
+def test_it_is_loaded_at_the_first_call_and_unloaded_when_it_has_been_idle(overlapping):
+    with shmgpu.init(helpers=1, devices="cpu", lazy=True, idle=0.05):
+        for generation in (1, 2):
+            futures = [double.submit(np.full(2, n, "f4")) for n in range(20)]
+            assert [one.result(10).tolist() for one in futures] == [[2 * n] * 2 for n in range(20)]
+            assert shmgpu.stats()["helpers"][0]["generation"] == generation
+            until(lambda: is_unloaded(shmgpu.stats()["helpers"][0]), "it has been idle")
+
+
+def is_unloaded(row):
+    return row["state"] == core.HELPER_UNLOADED and row["deaths"] == 0
 
 
 def test_what_a_function_that_mutates_writes_on_the_device_comes_back(broker):
