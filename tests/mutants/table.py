@@ -1506,8 +1506,8 @@ MUTANTS = [
     Mutant(
         "F44",
         "csrc/broker/dispatch_helpers.c",
-        "else if (!shmi_dispatch_must_catch_up(d, h)) shmi_dispatch_made_up(d, h);",
-        "else shmi_dispatch_made_up(d, h);",
+        "if (!shmi_dispatch_must_catch_up(d, h)) shmi_dispatch_made_up(d, h);",
+        "shmi_dispatch_made_up(d, h);",
         BROADCASTS + "test_f44_a_helper_that_replaces_one_has_the_last_broadcasts_before_it_serves",
     ),
     Mutant(
