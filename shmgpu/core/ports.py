@@ -112,7 +112,8 @@ helper_tell_idle: Callable[[int], int] = lib.shm_helper_tell_idle
 helper_offer_end: Callable[[], int] = lib.shm_helper_offer_end
 helper_session: Callable[[int], int] = lib.shm_helper_session
 
-# Kinds of work that are no plain calls.
+# Kinds of work: a plain call, and others.
+WORK_CALL: int = lib.SHM_WORK_CALL
 WORK_GROW: int = lib.SHM_WORK_GROW
 WORK_GANG: int = lib.SHM_WORK_GANG
 WORK_BROADCAST: int = lib.SHM_WORK_BROADCAST

@@ -8,7 +8,8 @@ way here.
 from __future__ import annotations
 
 import struct
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from shmgpu import core
 from shmgpu.common.logs import logger
@@ -18,6 +19,24 @@ from shmgpu.helper.executor import Executor
 
 _unpack_all = struct.Struct(core.WORK_FORMAT).iter_unpack
 _WORK = core.WORK_BYTES
+
+
+class _Work(NamedTuple):
+    """One work, as WORK_FORMAT has its members; the C header says what they are."""
+
+    delivery: int
+    function: int
+    params: int
+    token: int
+    sequence: int
+    members: int
+    size: int
+    generation: int
+    rows: int
+    ticket: int
+    slot: int
+    kind: int
+    reserved: int
 
 
 class Works:
@@ -39,9 +58,9 @@ class Works:
         """Wait for the next."""
         self.count = core.helper_take(self.works, core.MAX_BATCH, -1)
 
-    def all(self) -> Any:
-        """Each work that there is, as a tuple of WORK_FORMAT's members."""
-        return _unpack_all(self.view[: self.count * _WORK])
+    def all(self) -> Iterator[_Work]:
+        """Each that there is."""
+        return map(_Work._make, _unpack_all(self.view[: self.count * _WORK]))
 
 
 class _Broadcast(NamedTuple):
@@ -65,13 +84,12 @@ class Postponed:
                 continue
             if taken.count < 0:
                 return False
-            delivery, function, _, version, _, _, _, generation, _, _, slot, kind, _ = next(
-                iter(taken.all())
-            )
-            if kind != core.WORK_APPLY:
+            work = next(taken.all())
+            if work.kind != core.WORK_APPLY:
                 return True
-            self._keep(function, _Broadcast(core.broadcast_take(), slot, generation, version))
-            core.helper_finish(delivery, core.OK, 0)
+            kept = _Broadcast(core.broadcast_take(), work.slot, work.generation, work.token)
+            self._keep(work.function, kept)
+            core.helper_finish(work.delivery, core.OK, 0)
 
     def _keep(self, function: int, one: _Broadcast) -> None:
         before = self._last.pop(function, None)
@@ -102,24 +120,10 @@ def refuse(executor: Executor, taken: Works, error: BaseException) -> None:
         f"{type(error).__name__}: {error}"
     )
     failure.__cause__ = error
-    for (
-        delivery,
-        function,
-        params,
-        _,
-        sequence,
-        _,
-        size,
-        generation,
-        _,
-        _,
-        slot,
-        kind,
-        _,
-    ) in taken.all():
-        if kind == 0:
-            work = (function, params, size, slot, generation, sequence)
-            core.helper_finish(delivery, *executor.fail(work, failure))
+    for one in taken.all():
+        if one.kind == core.WORK_CALL:
+            call = (one.function, one.params, one.size, one.slot, one.generation, one.sequence)
+            core.helper_finish(one.delivery, *executor.fail(call, failure))
 
 
 def offer_end(helper: Helper) -> None:
