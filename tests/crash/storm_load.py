@@ -431,13 +431,14 @@ class Caller:
         possible = certain + sum(self.book.outcomes[one] for one in uncertain)
         # A frame may have gone out whose sender was interrupted before it noted that, or after.
         cut = self.book.outcomes[INTERRUPTED]
+        late = self.book.outcomes[TIMED_OUT]  # each may have said that it leaves the queue
         claims = {
             "every call that the dispatcher saw is answered": grown_by["answered"] == sent,
             "nothing of this child was dropped": grown_by["dropped"] == 0,
             "the dispatcher saw as many calls as the ledger": certain <= sent <= possible,
             "a frame was sent for each call, grow and cancel": -cut
             <= grown_by["frames_sent"] - sent - self.sent.grows
-            <= self.sent.cancels + self.sent.abandons + cut,
+            <= self.sent.cancels + self.sent.abandons + late + cut,
             "a frame was received for each answer and each grow": -cut
             <= grown_by["frames_received"] - grown_by["answered"] - self.sent.grows
             <= self.sent.abandons + cut,
