@@ -181,7 +181,7 @@ def tables(sample: dict[str, Any]) -> tuple[TextTable, ...]:
     paused = paused_pools(sample)
 
     def state(row: Row) -> str:
-        is_paused = row["state"] == "ready" and row["pool_name"] in paused
+        is_paused = row["state"] in SERVING and row["pool_name"] in paused
         return "paused" if is_paused else str(row["state"])
 
     helpers = TextTable(

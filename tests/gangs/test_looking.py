@@ -54,7 +54,7 @@ def test_the_trace_has_a_record_for_each_member(tmp_path):
 
 def test_top_shows_columns_of_exchange_only_where_helpers_exchange():
     def headings(rows):
-        sample = {"helpers": rows, "children": [], "broker": {"arena_bytes": 1}}
+        sample = {"helpers": rows, "children": [], "broker": {"arena_bytes": 1, "paused_pools": 0}}
         return [column.heading for column in tables.tables(sample)[0].columns]
 
     assert "waits" not in headings(shmgpu.stats()["helpers"])
