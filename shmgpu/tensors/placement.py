@@ -8,6 +8,7 @@ another program: if the broker has more, this program uses as many as it asked f
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from shmgpu import core
@@ -20,6 +21,7 @@ from shmgpu.tensors import current, functions
 from shmgpu.watch.stats import stats
 
 DEVICE = "tensor device"
+COMING = (core.HELPER_STARTING, core.HELPER_DEAD)  # that one is replaced
 COMES_WITHIN_S = 60.0
 LOOK_AGAIN_S = 0.02
 
@@ -103,13 +105,15 @@ def _member(**settings: Any) -> runtime.Runtime:
     return runtime.require()
 
 
+def _of_first_pool(states: Sequence[int]) -> list[int]:
+    """The numbers of the first pool's helpers that are in one of these states."""
+    rows = stats()["helpers"]
+    return [n for n, row in enumerate(rows) if row["pool"] == 0 and row["state"] in states]
+
+
 def _ready(means: runtime.Runtime) -> list[int]:
     """The numbers of the first pool's helpers that can be asked."""
-    if means.inline:
-        return [0]
-    rows = stats()["helpers"]
-    serving = core.HELPERS_THAT_SERVE
-    return [n for n, row in enumerate(rows) if row["pool"] == 0 and row["state"] in serving]
+    return [0] if means.inline else _of_first_pool(core.HELPERS_THAT_SERVE)
 
 
 def _fit(means: runtime.Runtime) -> list[int]:
@@ -119,8 +123,20 @@ def _fit(means: runtime.Runtime) -> list[int]:
 
 
 def _grow(means: runtime.Runtime, count: int) -> None:
-    endpoint, have = means.endpoint, len(_fit(means))
+    have = len(_fit(means))
     few = f"gpu_workers({count}): the broker has {have} helper{'s' * (have != 1)}, and "
+    if have + len(_of_first_pool(COMING)) < count:
+        _ask_for_more(means.endpoint, count, few)
+    until = time.monotonic() + COMES_WITHIN_S
+    while len(_fit(means)) < count:
+        if time.monotonic() > until:
+            raise ShmError(
+                f"{few}the others were not ready within {COMES_WITHIN_S:g} s: see the broker's log"
+            )
+        time.sleep(LOOK_AGAIN_S)
+
+
+def _ask_for_more(endpoint: str, count: int, few: str) -> None:
     if not endpoint or endpoint.startswith("@"):
         raise ConfigError(
             f"{few}only one of shmgpu up can have more later: start it with helpers={count}"
@@ -129,10 +145,3 @@ def _grow(means: runtime.Runtime, count: int) -> None:
         control.scale(count, path=endpoint)
     except (ConfigError, LaunchError, NotRunning) as error:
         raise ConfigError(f"{few}it makes no more: {error}") from error
-    until = time.monotonic() + COMES_WITHIN_S
-    while len(_fit(means)) < count:
-        if time.monotonic() > until:
-            raise ShmError(
-                f"{few}the others were not ready within {COMES_WITHIN_S:g} s: see the broker's log"
-            )
-        time.sleep(LOOK_AGAIN_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import time
@@ -64,6 +65,20 @@ def test_it_comes_before_the_first_tensor():
         gt.ones(2)
         with pytest.raises(RuntimeError, match="before the first"):
             gt.gpu_workers(1)
+
+
+def load(helper):
+    if helper.generation > 1:
+        time.sleep(0.3)  # while it is missed
+
+
+def test_a_helper_that_takes_the_place_of_a_dead_one_is_waited_for():
+    with gt.init(helpers=2, devices="cpu", arena="8MiB", session=load):
+        os.kill(gt.stats()["helpers"][1]["pid"], signal.SIGKILL)
+        while gt.stats()["helpers"][1]["state"] == core.HELPER_READY:
+            time.sleep(0.002)
+        gt.gpu_workers(2)
+        assert [row["state"] for row in gt.stats()["helpers"]] == [core.HELPER_READY] * 2
 
 
 def test_a_broker_of_this_program_alone_says_when_to_ask():
