@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -325,14 +324,18 @@ class Call:
         self.config.placement = self.placement = 0
 
 
-class PlanTable(OrderedDict[Any, CallPlan]):
-    """A function's plans by key; the least lately made goes when there are too many."""
+class PlanTable(dict[Any, CallPlan]):
+    """A function's plans by key; the least lately made goes when there are too many.
+
+    Keys are compared by Python code, during which others may add plans, too. A dictionary stands
+    that; an ``OrderedDict`` does not, and raises a KeyError when two take its first item at once.
+    """
 
     def add(self, key: Any, plan: CallPlan) -> None:
         """Keep a plan."""
         self[key] = plan
-        while len(self) > MAX_PLANS:
-            self.popitem(last=False)
+        for oldest in list(self)[: max(0, len(self) - MAX_PLANS)]:
+            self.pop(oldest, None)
 
 
 # ---- loans ---------------------------------------------------------------------------------
