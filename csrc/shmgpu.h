@@ -447,8 +447,9 @@ enum shm_gang_why {
 
 /* deadline_ns is absolute, CLOCK_MONOTONIC; 0 means none. After SHM_ETIMEOUT, and after
  * shm_port_abandon, the call leaves the queue as if by shm_port_give_up, and its late reply comes out
- * of shm_port_drain: its memory must stay untouched until then. After SHM_EINTR resume with shm_port_wait(reply->sequence, ...). When
- * SHM_EINTR comes before there was room in the window, reply->sequence is 0: call again. Likewise
+ * of shm_port_drain: its memory must stay untouched until then. After SHM_EINTR resume with
+ * shm_port_wait(reply->sequence, ...). When SHM_EINTR comes before there was room in the window,
+ * reply->sequence is 0: call again. Likewise
  * after SHM_ENEEDS_SPACE with reply->sequence 0: submitted calls that fill the window ask for room;
  * give it to those that shm_port_take_growing returns, then call again. SHM_EWINDOW: the window is
  * full of calls of this very thread that this one interrupts and that ask for room, so it would

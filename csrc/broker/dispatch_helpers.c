@@ -234,6 +234,12 @@ static int keeps_a_result(const shmi_dispatch_t *d, int h) {
   return 0;
 }
 
+/* Whether somebody waits for what it has, or for what it is to be given room for. */
+static int holds_something(const shmi_dispatch_t *d, int h) {
+  const shmi_helper_t *helper = &d->helpers[h];
+  return helper->in_flight > 0 || helper->grow_head != SHMI_NONE || keeps_a_result(d, h);
+}
+
 /* From here on it gets nothing new, and once it holds nothing its pipe is closed, so it ends. */
 static void begin_retiring(shmi_dispatch_t *d, int h, int state) {
   shmi_schedule_helper_down(d->schedule, h);
@@ -246,12 +252,9 @@ static void begin_retiring(shmi_dispatch_t *d, int h, int state) {
 /* It was idle when it said so; by now something may be on its way to it. */
 static void unload(shmi_dispatch_t *d, int h) {
   shmi_helper_t *helper = &d->helpers[h];
-  int has_work = helper->in_flight > 0 || helper->out_count > 0 || helper->grow_head != SHMI_NONE ||
-                 helper->applies || helper->is_behind || helper->is_condemned;
-  if (helper->state != SHMI_PEER_UP || helper->is_retiring || d->holding || has_work ||
-      keeps_a_result(d, h)) {
-    return;
-  }
+  int has_work = holds_something(d, h) || helper->out_count > 0 || helper->applies ||
+                 helper->is_behind || helper->is_condemned;
+  if (helper->state != SHMI_PEER_UP || helper->is_retiring || d->holding || has_work) return;
   helper->is_unloading = 1;
   begin_retiring(d, h, SHM_HELPER_UNLOADED); /* to others it is that already */
 }
@@ -314,7 +317,7 @@ void shmi_dispatch_close_retired(shmi_dispatch_t *d) {
   for (uint64_t left = d->retiring; left != 0; left &= left - 1) {
     int h = __builtin_ctzll(left);
     shmi_helper_t *helper = &d->helpers[h];
-    if (helper->in_flight > 0 || helper->grow_head != SHMI_NONE || keeps_a_result(d, h)) continue;
+    if (holds_something(d, h)) continue;
     shmi_descriptor_close(&helper->down_fd);
     d->retiring &= ~(UINT64_C(1) << h);
   }

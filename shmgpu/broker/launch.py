@@ -348,8 +348,8 @@ def init(
         inline: start no process: functions run in this one, for debuggers and unit tests.
         lazy: see :func:`launch` for this and all that follow.
         idle: see there.
-        seed: see there. In the calling process only tensors
-            are seeded, as in child 0; without a seed, an earlier :func:`manual_seed` applies.
+        seed: see there. In the calling process only tensors are seeded, as in child 0; without a
+            seed, an earlier :func:`manual_seed` applies.
         window: see there.
         order: see there.
         threads: see there.

@@ -50,17 +50,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read has had enough; the interpreter must not try to flush to them at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # whoever read has had enough
+        _write_no_more()
         return NOBODY_READS
     except OSError as error:
         if error.filename is not None or error.errno not in CANNOT_WRITE:
             raise
-        # Nor to whoever cannot take more: as a full disk.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _write_no_more()
         print(f"shmgpu: the output could not be written: {error.strerror}", file=sys.stderr)
         return 1
+
+
+def _write_no_more() -> None:
+    """What is left is for nobody: the interpreter must not try to flush it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _as_flags(sentence: str) -> str:

@@ -18,8 +18,9 @@ HELPER_LEAVING: int = lib.SHM_HELPER_LEAVING
 HELPER_ABSENT: int = lib.SHM_HELPER_ABSENT
 HELPER_UNLOADED: int = lib.SHM_HELPER_UNLOADED
 HELPER_LOADING: int = lib.SHM_HELPER_LOADING
-# States of those that get calls.
+# States of those that get calls, and of those that will: a dead one is replaced.
 HELPERS_THAT_SERVE: tuple[int, ...] = (HELPER_READY, HELPER_UNLOADED, HELPER_LOADING)
+HELPERS_TO_COME: tuple[int, ...] = (HELPER_STARTING, HELPER_DEAD)
 SESSION_LOADED: int = lib.SHM_SESSION_LOADED
 SESSION_NONE: int = lib.SHM_SESSION_NONE
 SESSION_LOADING: int = lib.SHM_SESSION_LOADING

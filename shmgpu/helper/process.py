@@ -31,7 +31,10 @@ _unpack = struct.Struct(core.WORK_FORMAT).unpack_from
 _unpack_all = struct.Struct(core.WORK_FORMAT).iter_unpack
 _unpack_one = struct.Struct(core.ONE_WORK_FORMAT).unpack_from
 _WORK = core.WORK_BYTES
-_MAY_OVERLAP = (0, core.WORK_GROW)  # kinds of work after which the next one may begin at once
+_MAY_OVERLAP = (
+    core.WORK_CALL,
+    core.WORK_GROW,
+)  # kinds of work after which the next one may begin at once
 
 
 class Setup:

@@ -21,7 +21,6 @@ from shmgpu.tensors import current, functions
 from shmgpu.watch.stats import stats
 
 DEVICE = "tensor device"
-COMING = (core.HELPER_STARTING, core.HELPER_DEAD)  # that one is replaced
 COMES_WITHIN_S = 60.0
 LOOK_AGAIN_S = 0.02
 
@@ -125,7 +124,7 @@ def _fit(means: runtime.Runtime) -> list[int]:
 def _grow(means: runtime.Runtime, count: int) -> None:
     have = len(_fit(means))
     few = f"gpu_workers({count}): the broker has {have} helper{'s' * (have != 1)}, and "
-    if have + len(_of_first_pool(COMING)) < count:
+    if have + len(_of_first_pool(core.HELPERS_TO_COME)) < count:
         _ask_for_more(means.endpoint, count, few)
     until = time.monotonic() + COMES_WITHIN_S
     while len(_fit(means)) < count:

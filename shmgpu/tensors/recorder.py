@@ -61,7 +61,7 @@ from shmgpu.tensors.walks import graph_alive, needed
 from shmgpu.watch.stats import stats
 
 MAX_PROGRAMS = 4096
-IN_USE = (core.HELPER_STARTING, *core.HELPERS_THAT_SERVE, core.HELPER_DEAD)  # dead: to be replaced
+IN_USE = core.HELPERS_THAT_SERVE + core.HELPERS_TO_COME
 MAX_SENT = 32  # messages that nobody waits for
 MAX_TRIES = 3  # of a program that changes nothing, when helpers die over it
 

@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from shmgpu import core
 from shmgpu.common.wording import counted
 
 Row = dict[str, Any]
 BAR_CELLS = 8
-SERVING = ("ready", "unloaded", "loading")  # states of helpers that get calls
+SERVING = [core.HELPER_STATES[state] for state in core.HELPERS_THAT_SERVE]
 PLAIN_CHILDREN = 20  # a print-out shows the busiest
 
 

@@ -72,7 +72,7 @@ def test_making_it_is_no_part_of_the_calls_own_time():
         assert shmgpu.stats()["helpers"][0]["busy_ns"] < LOADING_S * 1e9
 
 
-def test_calls_that_wait_learn_why_there_is_no_session(caplog):
+def test_calls_that_wait_learn_why_there_is_no_session():
     with start(helpers=1, lazy=True, session=load_never):
         for _ in range(2):  # it is tried again
             with pytest.raises(shmgpu.RemoteError) as caught:
@@ -199,7 +199,6 @@ def test_a_result_that_waits_for_room_keeps_it():
 
 
 def test_an_unloaded_broker_ends_at_once():
-    began = time.monotonic()
     with start(helpers=2, lazy=True):
         began = time.monotonic()
     assert time.monotonic() - began < LOADING_S * 4  # nobody is waited for

@@ -1089,8 +1089,8 @@ MUTANTS = [
     Mutant(
         "core",
         "csrc/broker/dispatch_helpers.c",
-        "helper->is_retiring || d->holding || has_work ||",
-        "helper->is_retiring || d->holding ||",
+        "helper->is_retiring || d->holding || has_work)",
+        "helper->is_retiring || d->holding)",
         CORE + "test_an_idle_helper_that_offers_to_end_may_unless_it_has_something_to_do",
     ),
     Mutant(

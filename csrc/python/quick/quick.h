@@ -119,9 +119,8 @@ typedef struct {
   void (*count_bytes)(int, uint64_t);
   /* Names of attributes. */
   PyObject *in_python, *renew, *stage, *set_values, *read, *go_on, *finish, *tidy, *poll, *pump,
-      *start_reader,
-      *append, *view, *numpy, *value_bytes, *addresses, *result, *made, *own_result, *own_state,
-      *own_port, *own_ticket;
+      *start_reader, *append, *view, *numpy, *value_bytes, *addresses, *result, *made, *own_result,
+      *own_state, *own_port, *own_ticket;
 } quick_t;
 
 extern quick_t shmi_quick;

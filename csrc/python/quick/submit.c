@@ -148,7 +148,8 @@ static bool may_submit(const quick_port_t *port) {
   return port->closed == Py_None && PyObject_Size(port->queue) == 0 && shmi_quick.ticket != NULL;
 }
 
-/* The same, where such a function may be called here at all. */
+/* The ticket of a call like an earlier one, which was sent; NULL, perhaps with an exception: it is to
+ * be submitted through Python. */
 static PyObject *submit(quick_port_t *port, PyObject *function, PyObject *args, PyObject *named,
                         PyObject *handler) {
   if (!PyObject_TypeCheck(function, shmi_quick.function) || !shmi_may_send(port, function) ||
