@@ -67,6 +67,8 @@ int shmi_dispatch_add_helper(shmi_dispatch_t *dispatch, int helper, int down_fd,
                              int files_fd, int pid, uint32_t generation);
 uint32_t shmi_dispatch_child_generation(const shmi_dispatch_t *dispatch, int child);
 int shmi_dispatch_child_state(const shmi_dispatch_t *dispatch, int child);
+/* Whether it closed its pipe, be it only an instant ago. */
+int shmi_dispatch_child_has_left(const shmi_dispatch_t *dispatch, int child);
 int shmi_dispatch_helper_state(const shmi_dispatch_t *dispatch, int helper);
 
 /* The child is gone: drop its queued calls, close its pipes. Its slot is quarantined until every

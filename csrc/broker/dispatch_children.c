@@ -1,6 +1,8 @@
 /* dispatch_children -- what children send; how they come and go. See dispatch_internal.h. */
 #include "broker/dispatch_internal.h"
 
+#include <poll.h>
+
 #include "base/clock.h"
 #include "base/descriptor.h"
 #include "base/fault.h"
@@ -239,6 +241,13 @@ uint32_t shmi_dispatch_child_generation(const shmi_dispatch_t *d, int slot) {
 
 int shmi_dispatch_child_state(const shmi_dispatch_t *d, int slot) {
   return d->children[slot].state;
+}
+
+int shmi_dispatch_child_has_left(const shmi_dispatch_t *d, int slot) {
+  const shmi_child_t *child = &d->children[slot];
+  if (child->request_fd < 0) return child->state == SHMI_PEER_LEFT;
+  struct pollfd pipe = {.fd = child->request_fd};
+  return poll(&pipe, 1, 0) == 1; /* nothing is asked for but the end */
 }
 
 void shmi_dispatch_remove_child(shmi_dispatch_t *d, int slot) {

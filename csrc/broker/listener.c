@@ -30,6 +30,9 @@ enum {
   GROUPS = 64             /* of a user; if there are more, they are counted first */
 };
 #define HELLO_NS UINT64_C(2000000000) /* how long a client may be connected and send nothing */
+/* How long a client that does not wait for others to leave waits for a slot to be cleared whose
+ * program has left: that is not seen at once, and helpers first finish what they hold of it. */
+#define CLEARED_NS UINT64_C(2000000000)
 
 typedef struct client {
   int fd; /* -1: nobody */
@@ -291,8 +294,13 @@ static void let_in(client_t *client, int slot) {
 static void serve(client_t *client) {
   client->again_ns = 0;
   int slot = shmi_process_table_free_slot();
-  if (slot >= 0) let_in(client, slot);
-  else if (!client->may_wait) {
+  if (slot < 0 && !client->may_wait && shmi_process_table_frees_a_slot()) {
+    client->may_wait = 1;
+    client->until_ns = shmi_clock_ns() + CLEARED_NS;
+  }
+  if (slot >= 0) {
+    let_in(client, slot);
+  } else if (!client->may_wait) {
     char sentence[SHMI_ATTACH_SENTENCE_BYTES];
     snprintf(sentence, sizeof sentence, "all %d slots of the broker are taken",
              shmi_process_table_config()->slot_count - shmi_process_table_config()->child_count);

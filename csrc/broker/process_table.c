@@ -285,6 +285,15 @@ int shmi_process_table_free_slot(void) {
   return -1;
 }
 
+int shmi_process_table_frees_a_slot(void) {
+  for (int i = table.config.child_count; i < table.config.slot_count; i++) {
+    const shmi_process_t *process = &table.children[i].process;
+    if (process->pid == 0 || shmi_process_has_ended(process)) return 1;
+    if (shmi_dispatch_child_has_left(table.dispatch, i)) return 1;
+  }
+  return 0;
+}
+
 enum shmi_child_kind shmi_process_table_child_kind(int index) {
   return table.children[index].kind;
 }

@@ -84,6 +84,8 @@ int shmi_process_table_admit_client(int index, shmi_process_t *client, uint32_t 
 const char *shmi_process_table_client(int index, uint32_t *uid);
 /* A free slot for an attached program, or -1. */
 int shmi_process_table_free_slot(void);
+/* Whether some attached program has left, and its slot is only being cleared. */
+int shmi_process_table_frees_a_slot(void);
 
 enum shmi_child_kind shmi_process_table_child_kind(int index);
 int shmi_process_table_child_pid(int index); /* 0: none is running */

@@ -88,6 +88,11 @@ int shmi_process_reap(shmi_process_t *process, int block, int *exit_status) {
   return 1;
 }
 
+int shmi_process_has_ended(const shmi_process_t *process) {
+  struct pollfd end = {.fd = process->pidfd, .events = POLLIN};
+  return poll(&end, 1, 0) == 1;
+}
+
 void shmi_process_forget(shmi_process_t *process) {
   shmi_descriptor_close(&process->pidfd);
   process->pid = 0;

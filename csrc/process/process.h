@@ -27,6 +27,8 @@ int shmi_process_signal(const shmi_process_t *process, int signal);
 /* 1: it has ended, *exit_status is what it passed to exit or -signal, and it is forgotten. 0: it
  * still runs. block: wait for it. */
 int shmi_process_reap(shmi_process_t *process, int block, int *exit_status);
+/* Whether it has ended, reaped or not. */
+int shmi_process_has_ended(const shmi_process_t *process);
 /* Forget without waiting (a process we did not fork). */
 void shmi_process_forget(shmi_process_t *process);
 /* In a new process: have the kernel send `signal` when the process that forked it dies; 0 when that

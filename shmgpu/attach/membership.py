@@ -159,7 +159,8 @@ def connect(
     Args:
         path: of the broker's socket; by default ``SHMGPU_SOCKET``, or the one in your runtime
             directory. ``"localhost:29500"`` and similar addresses mean the default, too.
-        wait: seconds to wait for a free slot if all are taken; None waits for ever.
+        wait: seconds to wait for a free slot if all are taken; None waits for ever. One whose
+            program has left is waited for in any case, up to two seconds, until it is cleared.
         host: accepted for this machine (``"localhost"``, its name, its addresses), else refused.
         port: accepted and ignored: there is no network between processes of one machine.
         trust_broker: also call functions with ``pickle=True`` in another user's broker; that user
@@ -197,7 +198,7 @@ def claim(*, wait: float | None = 0.0, trust_broker: bool = False) -> Membership
     still belongs to the forking process, and its arrays stay readable here.
 
     Args:
-        wait: seconds to wait for a free slot if all are taken; None waits for ever.
+        wait: see :func:`connect`.
         trust_broker: see :func:`connect`.
 
     Returns:

@@ -281,6 +281,28 @@ os.wait()
 # ---- leaving -------------------------------------------------------------------------------
 
 
+def test_a_place_that_is_only_being_cleared_is_waited_for_though_nobody_asked_to_wait(tmp_path):
+    with brokers.up(tmp_path / "b.sock", slots=1, helpers=1):
+        shmgpu.connect(tmp_path / "b.sock")
+        served.slow.submit(np.zeros(1), 0.3)
+        until(lambda: shmgpu.stats()["broker"]["in_flight"], "a helper has it")
+        shmgpu.disconnect()
+        with shmgpu.connect(tmp_path / "b.sock"):
+            assert served.add_one(np.zeros(1)).tolist() == [1]
+
+
+def test_a_place_that_is_not_cleared_soon_is_taken(tmp_path):
+    gate = tmp_path / "gate"
+    with brokers.up(tmp_path / "b.sock", slots=1, helpers=1):
+        shmgpu.connect(tmp_path / "b.sock")
+        served.held.submit(np.zeros(1), str(gate))
+        until(lambda: shmgpu.stats()["broker"]["in_flight"], "a helper has it")
+        shmgpu.disconnect()
+        with pytest.raises(shmgpu.LaunchError, match="no slot of the broker became free in time"):
+            shmgpu.connect(tmp_path / "b.sock")
+        gate.touch()
+
+
 def test_f35_what_a_client_keeps_is_its_own_when_it_has_left(place):
     with shmgpu.connect(place, wait=LATELY):
         kept = served.add_one(shmgpu.arena.zeros(1000))
