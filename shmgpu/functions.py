@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from types import EllipsisType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -21,16 +22,16 @@ from typing import (
 
 from shmgpu import core
 from shmgpu.child import quick, runtime
-from shmgpu.child.arguments import CallOptions
+from shmgpu.child.arguments import NO_TIMEOUT, CallOptions, timeout_of
 from shmgpu.child.futures import CallFuture, Started, readers
 from shmgpu.child.gang_calls import GangCall
 from shmgpu.child.plans import PlanTable
 from shmgpu.child.quick import QuickFunction
 from shmgpu.child.raw_calls import RawCall
-from shmgpu.common.parsers import parse_bool, parse_count, shortened
+from shmgpu.common.parsers import parse_bool, parse_count, parse_seconds, shortened
 from shmgpu.common.progress import ProgressBar
 from shmgpu.errors import ArenaFull, BadParams, ConfigError
-from shmgpu.function_table import Batch, DeclaredFunction, seconds_or_none
+from shmgpu.function_table import Batch, DeclaredFunction
 
 if TYPE_CHECKING:
     import torch
@@ -141,7 +142,7 @@ class Function(DeclaredFunction, QuickFunction, Calls[P, R]):
     def options(
         self,
         *,
-        timeout: float | None = None,
+        timeout: float | EllipsisType | None = ...,
         priority: int = 0,
         out: None = None,
         helpers: Iterable[int] | None = None,
@@ -150,7 +151,7 @@ class Function(DeclaredFunction, QuickFunction, Calls[P, R]):
     def options(
         self,
         *,
-        timeout: float | None = None,
+        timeout: float | EllipsisType | None = ...,
         priority: int = 0,
         out: Out,
         helpers: Iterable[int] | None = None,
@@ -158,7 +159,7 @@ class Function(DeclaredFunction, QuickFunction, Calls[P, R]):
     def options(
         self,
         *,
-        timeout: float | None = None,
+        timeout: float | EllipsisType | None = ...,
         priority: int = 0,
         out: Any = None,
         helpers: Iterable[int] | None = None,
@@ -166,7 +167,8 @@ class Function(DeclaredFunction, QuickFunction, Calls[P, R]):
         """The same function with settings for its calls.
 
         Args:
-            timeout: seconds until a call raises CallTimeout.
+            timeout: seconds until a call raises CallTimeout; None: it waits for as long as it
+                takes. By default what the function was decorated with.
             priority: 0 to 3; higher is served first.
             out: an array, or a tree of arrays, that receives the result and that the call
                 returns. A single C-contiguous array of the caller's arena is written in place.
@@ -175,9 +177,10 @@ class Function(DeclaredFunction, QuickFunction, Calls[P, R]):
         if not isinstance(priority, int) or not 0 <= priority <= 3:
             raise ConfigError(f"priority={priority!r} must be 0, 1, 2 or 3")
         placement = 0 if helpers is None else _placement(helpers)
-        return Bound(
-            self, CallOptions(seconds_or_none(timeout, "timeout"), priority, placement, out)
-        )
+        seconds = NO_TIMEOUT if timeout is None else None
+        if timeout is not None and timeout is not ...:
+            seconds = parse_seconds(timeout, "timeout")
+        return Bound(self, CallOptions(seconds, priority, placement, out))
 
 
 @overload
@@ -329,9 +332,7 @@ def _aio(
     if port.transport.immediate:
         return started
     readers.look_after(loop, port)
-    timeout = target.timeout
-    if settings is not None and settings.timeout is not None:
-        timeout = settings.timeout
+    timeout = timeout_of(target, settings)
     if timeout is not None:
         started.expire_in(timeout)
     elif ticket.ready is None and not ticket.sequence:

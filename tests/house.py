@@ -190,8 +190,9 @@ attach/manifest                     any
 attach/spawn                        any
 attach/automatic                    child
 attach/control                      child
-attach/redefined                    child
+attach/preparing                    child
 attach/late                         child
+attach/redefined                    child
 attach/membership                   child
 attach/__init__                     any
 

@@ -13,6 +13,7 @@ import contextlib
 import os
 import pathlib
 import re
+import secrets
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +23,7 @@ from shmgpu.attach import carry, endpoint, identity, manifest, sources, spawn
 from shmgpu.common import config
 from shmgpu.common import devices as device
 from shmgpu.common.logs import logger
-from shmgpu.common.module_names import MAIN
+from shmgpu.common.module_names import MAIN, is_interactive
 from shmgpu.errors import LaunchError, SessionError, ShmError
 
 DIGITS = 10  # of the key, in a socket's name; the manifest has all of it
@@ -32,6 +33,7 @@ KEPT_BROKERS = 3  # that outlive their programs, each with its helpers' memory
 MAX_HELPERS = 16
 MOST_SLOTS = 64  # of a broker whose slots were not set
 DRIVER = "/dev/nvidiactl"  # there where a GPU can be used; asking torch would take a second
+_APART = secrets.token_hex(16)  # of a process, and those that it forks
 LEFT = (".log", ".sources", ".lock", ".starting")
 
 
@@ -41,6 +43,7 @@ class SharedBroker:
     Attributes:
         socket_path: of its broker.
         key: the digest.
+        owner: the process that it is for, whose text is typed as it runs; "" where it is for all.
         reason: the file for which the one that runs will not do; "" where it does.
     """
 
@@ -58,6 +61,11 @@ class SharedBroker:
         self.base = base
         self.reason = ""
         self._devices = _named_devices(shaping.pop("devices", None))
+        self.owner = ""
+        if is_interactive() and (session is not None or function_table.of_users()):
+            # More is defined later, so no two of these are alike for long: it has its own.
+            self.owner = str(os.getpid())
+            shaping["owner"] = _APART
         self.key = self._general = identity.of_program(session, shaping)
         if self._devices:
             self.key = identity.of_program(session, {**shaping, "devices": self._devices})
@@ -100,7 +108,9 @@ class SharedBroker:
         settings.setdefault("max_helpers", _most_of(self._helpers))
         settings["slots"] = slots_of(settings)
         try:
-            spawn.start(None, self.socket_path, timeout=timeout, key=self.key, **settings)
+            spawn.start(
+                None, self.socket_path, timeout=timeout, key=self.key, owner=self.owner, **settings
+            )
         except SessionError as error:
             others = running(self.base) if "out of memory" in str(error).lower() else []
             if not others:

@@ -1,4 +1,4 @@
-"""Functions that a program defines after ``init()``: carried to its helpers at their first call.
+"""Functions that a program defines after its broker has started: carried at their first call.
 
 The table of functions is sealed when a broker starts, so such a function has no row. Its body is
 broadcast by value to the helpers of its pool, those that come later among them, and its calls go to
@@ -16,10 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from shmgpu.attach import carry
+from shmgpu.attach.preparing import Prepared, PreparingPort
 from shmgpu.child.arguments import CallOptions, CallTarget
-from shmgpu.child.port import Port
-from shmgpu.child.tickets import Ticket
-from shmgpu.child.transport import CompletionHandler
 from shmgpu.common.logs import logger
 from shmgpu.errors import BadFunction
 from shmgpu.function_table import DeclaredFunction, NamedBody
@@ -96,40 +94,13 @@ class LateFunctions:
         return {one.key: one.body for one in self.live.values()}
 
 
-class LatePort(Port):
+class LatePort(PreparingPort):
     """The port of a program that has a broker to itself."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self._late: dict[str | None, LateFunctions] = {}  # by pool
         self._changing = threading.RLock()  # of these; never held while a broadcast is awaited
-
-    def call(
-        self,
-        target: CallTarget,
-        args: tuple[Any, ...],
-        kwargs: Any,
-        options: CallOptions | None = None,
-    ) -> Any:
-        """As every port's."""
-        if not target.row:
-            target, args = self._in_place_of(target, args)
-        return super().call(target, args, kwargs, options)
-
-    def submit(
-        self,
-        target: CallTarget,
-        args: tuple[Any, ...],
-        kwargs: Any,
-        options: CallOptions | None,
-        handler: CompletionHandler,
-        use_reader: bool,
-        lends: bool = True,
-    ) -> Ticket:
-        """As every port's."""
-        if not target.row:
-            target, args = self._in_place_of(target, args)
-        return super().submit(target, args, kwargs, options, handler, use_reader, lends)
 
     def broadcast(
         self,
@@ -142,16 +113,14 @@ class LatePort(Port):
         if not target.row and isinstance(target, DeclaredFunction):
             raise BadFunction(
                 f"{target.name} was defined after the broker had started, and cannot be "
-                "broadcast: move its definition above init()"
+                "broadcast: define it above init(), or before the first call"
             )
         return super().broadcast(target, args, kwargs, options)
 
-    def _in_place_of(
-        self, target: CallTarget, args: tuple[Any, ...]
-    ) -> tuple[CallTarget, tuple[Any, ...]]:
-        """What is called for a function without a row, and with which arguments."""
-        if not isinstance(target, DeclaredFunction) or target.is_own:
-            return target, args
+    def before_call(self, target: CallTarget, args: tuple[Any, ...]) -> Prepared:
+        """A function without a row has a stand-in, which is called with its key."""
+        if target.row or not isinstance(target, DeclaredFunction) or target.is_own:
+            return super().before_call(target, args)
         with self._changing:
             own = self._late.setdefault(target.pool, LateFunctions())
             found = own.live.get(target)
@@ -185,14 +154,14 @@ def _made(target: DeclaredFunction) -> Late:
     if target.pickle:
         raise BadFunction(
             f"{target.name} has pickle=True and was defined after the broker had started, "
-            "whose helpers unpickle nothing: move its definition above init()"
+            "whose helpers unpickle nothing: define it above init(), or before the first call"
         )
     body = carry.body_of(target)
     lost = [name for name in SEALED if target.declared.get(name)]
     if lost:
         logger.warning(
             "%s was defined after the broker had started: its calls run one by one, without "
-            "%s; above init() it would have that",
+            "%s; above init(), or before the first call, it would have that",
             target.name,
             " and ".join(lost),
         )

@@ -22,7 +22,7 @@ from shmgpu.function_table import name_of as name_of
 
 T = TypeVar("T")
 
-WORDS = ("key", "instance", "program", "devices", "idle_timeout")
+WORDS = ("key", "owner", "instance", "program", "devices", "idle_timeout")
 _LIMIT = 16 << 20  # bytes of one that are read
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 # What reading raises of other bytes: RecursionError, too, of lists in lists in lists.
@@ -51,6 +51,8 @@ class Manifest:
         pickles: rows of the functions whose arguments and results may be pickled.
         key: what its programs have in common, where it started by itself; see
             :class:`shmgpu.attach.automatic.SharedBroker`.
+        owner: the process that it is for, which may define functions as it runs; "" where programs
+            share it.
         instance: of its record of what it loaded; see :mod:`shmgpu.attach.sources`.
         program: what the program was called that started it.
         devices: what its helpers have, with commas between.
@@ -63,6 +65,7 @@ class Manifest:
     pickles: frozenset[int] = frozenset()
     sessions: Mapping[str, str] = field(default_factory=dict)
     key: str = ""
+    owner: str = ""
     instance: str = ""
     program: str = ""
     devices: str = ""
@@ -75,6 +78,10 @@ class Manifest:
         """
         return _of_name(self.rows, name_of(target), target.body) or 0
 
+    def row_of_code(self, target: function_table.DeclaredFunction) -> int:
+        """The same; 0, too, where the broker runs other code by that name."""
+        return 0 if self.has_other_code(target) else self.row_of(target)
+
     def has_other_code(self, target: function_table.DeclaredFunction) -> bool:
         """Whether the broker runs other code by that function's name than this process has."""
         return _differ(self.prints.get(self.row_of(target), ""), _print_of(target.body))
@@ -83,6 +90,10 @@ class Manifest:
         """Whether it makes its sessions with other code by that function's name."""
         known = _of_name(self.sessions, function_table.name_of_body(session), session)
         return known is not None and _differ(known, _print_of(session))
+
+    def is_own(self) -> bool:
+        """Whether it is for this process alone."""
+        return self.owner == str(os.getpid())
 
     def makes(self, session: Callable[..., Any]) -> bool:
         """Whether it makes sessions with the very code of that function, whatever its name."""

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shmgpu import core, function_table
-from shmgpu.attach import automatic, carry, endpoint, hosts, manifest, redefined, spawn
+from shmgpu.attach import automatic, carry, endpoint, hosts, late, manifest, redefined, spawn
 from shmgpu.child import runtime
 from shmgpu.child.memory import SharedArena
 from shmgpu.child.port import Port
@@ -100,7 +100,8 @@ class Membership:
 
     def resolve(self, target: function_table.DeclaredFunction) -> int:
         """The row of a function in the broker's table; 0 when it has none of that name."""
-        row = self.manifest.row_of(target)
+        known = self.manifest
+        row = known.row_of_code(target) if known.is_own() else known.row_of(target)
         if row and target.pickle:
             target.refused = self._why_not_unpickled(target, row)
         return 0 if target.refused else row
@@ -334,10 +335,17 @@ def _undo() -> None:
         _leave(left.leaving[0])
 
 
-def enter(
-    connection: socket.socket, wait: float | None, kind: type[Port] = Port
-) -> tuple[int, Port, manifest.Manifest]:
-    """Take a slot in the broker at the other end: its number, and the means to use it, of a kind.
+# By whether the broker is for this process alone, and whether that watches what is defined anew.
+PORTS: dict[tuple[bool, bool], type[Port]] = {
+    (False, False): Port,
+    (False, True): redefined.WatchingPort,
+    (True, False): late.LatePort,
+    (True, True): redefined.OwnWatchingPort,
+}
+
+
+def enter(connection: socket.socket, wait: float | None) -> tuple[int, Port, manifest.Manifest]:
+    """Take a slot in the broker at the other end: its number, and the means to use it.
 
     The connection is closed, whatever comes of it; raises what :func:`connect` does.
     """
@@ -352,8 +360,10 @@ def enter(
             core.join(connection.fileno(), program, wait_ns, descriptor)
         known = manifest.Manifest.read(descriptor[0])
         slot = core.child_id()
-        port = redefined.WatchingPort if known.key and redefined.is_prompt() else kind
-        link = port(BrokerTransport(), SharedArena(slot), dict(known.pools))
+        watches = bool(known.key) and redefined.is_prompt()
+        link = PORTS[known.is_own(), watches](
+            BrokerTransport(), SharedArena(slot), dict(known.pools)
+        )
         if isinstance(link, redefined.WatchingPort):
             link.watch = redefined.Watch(carry.session_here())
     except BaseException:

@@ -16,13 +16,12 @@ from types import FunctionType
 from typing import Any
 
 from shmgpu import function_table
-from shmgpu.attach import identity
+from shmgpu.attach import identity, late
+from shmgpu.attach.preparing import Prepared, PreparingPort
 from shmgpu.child import runtime
-from shmgpu.child.arguments import CallOptions, CallTarget
-from shmgpu.child.port import Port
-from shmgpu.child.tickets import Ticket
-from shmgpu.child.transport import CompletionHandler
+from shmgpu.child.arguments import CallTarget
 from shmgpu.common.logs import logger
+from shmgpu.common.module_names import is_interactive
 
 NOT_LOOKED_INTO = (type(sys), function_table.DeclaredFunction)
 COMPARED = (FunctionType, type, int, float, complex, str, bytes, tuple, list, dict, set, frozenset)
@@ -30,9 +29,8 @@ WAY = "call shmgpu.disconnect() and shmgpu.ensure(), which starts a broker with 
 
 
 def is_prompt() -> bool:
-    """Whether the program's text is typed as it runs: a prompt, a notebook, ``python -i``."""
-    main = sys.modules.get("__main__")
-    return bool(sys.flags.interactive) or hasattr(sys, "ps1") or not hasattr(main, "__file__")
+    """Whether the program's text is typed as it runs, or comes from a pipe."""
+    return is_interactive() or not hasattr(sys.modules.get("__main__"), "__file__")
 
 
 class Watch:
@@ -97,7 +95,7 @@ def _kept(value: Any) -> Any:
         return value
 
 
-class WatchingPort(Port):
+class WatchingPort(PreparingPort):
     """The port of a program whose text is typed as it runs."""
 
     watch: Watch
@@ -110,30 +108,14 @@ class WatchingPort(Port):
         for sentence in self.watch.changed():
             logger.warning("%s", sentence)
 
-    def call(
-        self,
-        target: CallTarget,
-        args: tuple[Any, ...],
-        kwargs: Any,
-        options: CallOptions | None = None,
-    ) -> Any:
-        """As every port's, after a look."""
+    def before_call(self, target: CallTarget, args: tuple[Any, ...]) -> Prepared:
+        """As it is, after a look."""
         self._look()
-        return super().call(target, args, kwargs, options)
+        return super().before_call(target, args)
 
-    def submit(
-        self,
-        target: CallTarget,
-        args: tuple[Any, ...],
-        kwargs: Any,
-        options: CallOptions | None,
-        handler: CompletionHandler,
-        use_reader: bool,
-        lends: bool = True,
-    ) -> Ticket:
-        """As every port's, after a look."""
-        self._look()
-        return super().submit(target, args, kwargs, options, handler, use_reader, lends)
+
+class OwnWatchingPort(WatchingPort, late.LatePort):
+    """The port of such a program in a broker of its own."""
 
 
 def watch_session(session: Any) -> None:

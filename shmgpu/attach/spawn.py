@@ -258,13 +258,15 @@ def start(
     *,
     timeout: float | None = None,
     key: str = "",
+    owner: str = "",
     **settings: Any,
 ) -> None:
     """Start a broker at ``path`` that outlives this process; return when programs can join.
 
     Without modules it serves this process's functions: those of a script are carried over by
     value, so that what the script does is not done there, too. Its output goes to a file beside the
-    socket, called like that and ``.log``. With a key it records what it loads.
+    socket, called like that and ``.log``. With a key it records what it loads. An
+    ``owner`` is the process that alone uses it.
     """
     endpoint.prepare(path)
     session = settings.pop("session", None)
@@ -278,6 +280,7 @@ def start(
             "carried": carried,
             "settings": {**settings, "session": session_by_name, "path": str(path)},
             "key": key,
+            "owner": owner,
             "program": os.path.basename(sys.argv[0]),
         }
         spawned = spawn(request, words=words, log=endpoint.beside(path, ".log"))
@@ -334,7 +337,7 @@ def _start_private(carried: bytes) -> tuple[Spawned, socket.socket, str]:
     assert connection is not None
     try:
         spawned = spawn(
-            {"carried": carried, "listener": listener.fileno()},
+            {"carried": carried, "listener": listener.fileno(), "owner": str(os.getpid())},
             words=["init", sys.argv[0]],
             lent=[listener.fileno()],
         )

@@ -127,6 +127,9 @@ def up(
     elif isinstance(settings["session"], str):
         settings["session"] = module_loader.named(settings["session"])
     plan = LaunchConfig(children=0, slots=slots, **taken("ensure", settings))
+    words = words or {}
+    if words.get("owner"):
+        plan.take_functions()
     if served and not carried and not function_table.of_users():
         raise ConfigError(
             f"{', '.join(served)} decorates no function: name the module that uses @shmgpu.function"
@@ -169,7 +172,7 @@ def up(
                 plan.pools,
                 _sessions_of(plan),
                 devices=",".join(sorted({setup.device for setup in plan.setups})),
-                **(words or {}),
+                **words,
             ),
             core.UNTIL_TOLD,
             group=group or 0,

@@ -106,7 +106,8 @@ def _serve_all(request: Mapping[str, Any], report: StartReport) -> None:
             ) from error
         record.begin()
         idle = str(request["settings"].get("idle_timeout") or "")
-        words |= {"key": request["key"], "instance": record.instance, "idle_timeout": idle}
+        words |= {"key": request["key"], "owner": request["owner"]}
+        words |= {"instance": record.instance, "idle_timeout": idle}
 
     def ready() -> None:  # its log may hold what older ones wrote
         with contextlib.suppress(OSError):  # the disk is full
@@ -155,5 +156,5 @@ def _serve_one(request: Mapping[str, Any], report: StartReport) -> None:
     host = RoleHost(plan, [], (), outputs["progress"], outputs["trace_path"])
     host.on_ready = report.ready
     host.lent = [report.descriptor]
-    known = manifest.of_this_process(plan.pools)
+    known = manifest.of_this_process(plan.pools, owner=str(request["owner"]))
     daemon.serve(host, listener, known, core.UNTIL_FIRST_LEFT)

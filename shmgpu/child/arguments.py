@@ -6,6 +6,7 @@ for any tree, and what functions declare about their results. Never sends, never
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
@@ -53,8 +54,15 @@ class CallTarget(Protocol):
         """Why helpers do not have it, in a sentence."""
 
 
+NO_TIMEOUT = math.inf
+
+
 class CallOptions:
-    """What one call may have besides its arguments."""
+    """What one call may have besides its arguments.
+
+    Attributes:
+        timeout: seconds; None: that of the function; NO_TIMEOUT: none, whatever the function has.
+    """
 
     __slots__ = ("out", "placement", "priority", "timeout")
 
@@ -73,10 +81,20 @@ class CallOptions:
     def __repr__(self) -> str:
         """What differs from the defaults."""
         helpers = [n for n in range(self.placement.bit_length()) if self.placement >> n & 1]
-        given: dict[str, Any] = {"timeout": self.timeout, "priority": self.priority or None}
+        is_lifted = self.timeout == NO_TIMEOUT
+        timeout = None if is_lifted else self.timeout
+        given: dict[str, Any] = {"timeout": timeout, "priority": self.priority or None}
         given |= {"helpers": helpers or None, "out": None if self.out is None else ...}
-        told = [f"{name}={value!r}" for name, value in given.items() if value is not None]
+        told = ["timeout=None"] if is_lifted else []
+        told += [f"{name}={value!r}" for name, value in given.items() if value is not None]
         return ", ".join(told) or "no options"
+
+
+def timeout_of(target: CallTarget, options: CallOptions | None) -> float | None:
+    """Seconds until a call is given up; None: it never is."""
+    if options is None or options.timeout is None:
+        return target.timeout
+    return None if options.timeout == NO_TIMEOUT else options.timeout
 
 
 def _take_apart(
@@ -298,10 +316,8 @@ class Arguments:
             return plan.new_call(self.arena)
 
     def _apply(self, call: Call, target: CallTarget, options: CallOptions | None) -> None:
-        timeout = target.timeout
+        timeout = timeout_of(target, options)
         if options is not None:
-            if options.timeout is not None:
-                timeout = options.timeout
             if options.priority != call.priority:
                 call.config.priority = call.priority = options.priority
             if options.placement != call.placement:

@@ -1,7 +1,7 @@
 """By what names modules and what stands in them are known to other processes.
 
 Owns the two names of a program that is run: ``__main__`` to itself, and to others what it would be
-imported as. Never imports a module.
+imported as; and whether it is typed as it runs. Never imports a module.
 """
 
 from __future__ import annotations
@@ -11,6 +11,11 @@ import sys
 from typing import Any
 
 MAIN = {"__main__", "__mp_main__"}  # the program itself; as multiprocessing runs it once more
+
+
+def is_interactive() -> bool:
+    """Whether somebody types the program as it runs: a prompt, a notebook, ``python -i``."""
+    return bool(sys.flags.interactive) or hasattr(sys, "ps1")
 
 
 def module_of(thing: Any) -> str:

@@ -335,6 +335,46 @@ def test_a_cell_that_is_defined_later_is_served_after_leaving(place):
     assert answer(place, "-c", code)[0] == 9
 
 
+TYPED = """
+import sys
+import numpy as np, shmgpu
+
+def defined(text):
+    exec(text, globals())
+
+defined("@shmgpu.function(arrays='numpy')\\ndef times(helper, x):\\n    return 3 * x")
+first = times
+assert times(np.ones(1))[0] == 3
+defined("@shmgpu.function(arrays='numpy')\\ndef later(helper):\\n    return 9")
+defined("@shmgpu.function(arrays='numpy')\\ndef times(helper, x):\\n    return 4 * x")
+assert [times(np.ones(1))[0], first(np.ones(1))[0]] == [4, 3]
+"""
+
+
+def test_what_is_typed_after_the_first_call_is_carried_to_a_broker_of_the_program_s_own(place):
+    end = "print(later(), shmgpu.stats()['broker']['parent_pid'], flush=True)\n"
+    brokers = [answer(place, "-i", "-c", TYPED + end) for _ in range(2)]
+    assert [value for value, _ in brokers] == [9, 9]
+    assert brokers[0][1] != brokers[1][1]  # each may define what the other does not have
+
+
+def test_a_process_that_a_prompt_forks_has_what_was_there_when_the_broker_started(place):
+    code = TYPED + (
+        "import os\n"
+        "if os.fork() == 0:\n"
+        "    with shmgpu.claim():\n"
+        "        assert first(np.ones(1))[0] == 3\n"
+        "        try:\n"
+        "            later()\n"
+        "        except shmgpu.BadFunction:\n"
+        "            print(9, shmgpu.stats()['broker']['parent_pid'], flush=True)\n"
+        "    os._exit(0)\n"
+        "os.wait()\n"
+        "assert later() == 9\n"
+    )
+    assert answer(place, "-i", "-c", code)[0] == 9
+
+
 def test_of_many_that_find_it_changed_at_once_all_have_the_same_next_one(place):
     write(place, "script.py", IMPORTS)
     write(place, "models.py", "FACTOR = 3\n")

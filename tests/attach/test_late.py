@@ -103,7 +103,7 @@ def test_one_that_cannot_be_carried_is_told_why():
         locked()
     with pytest.raises(shmgpu.BadFunction, match=r"pickle=True .* above init"):
         pickled()
-    with pytest.raises(shmgpu.BadFunction, match="cannot be broadcast: move its definition above"):
+    with pytest.raises(shmgpu.BadFunction, match=r"cannot be broadcast: define it above init\(\)"):
         locked.broadcast()
 
 

@@ -12,7 +12,7 @@ import threading
 import numpy as np
 import pytest
 from attach import served_here
-from attach.commands import Place, until
+from attach.commands import Place, starting_by_themselves, until
 from crash.programs import is_alive
 
 import shmgpu
@@ -402,6 +402,10 @@ CELLS = [
     "shmgpu.shutdown()",
     "with shmgpu.init(devices='cpu', arena='1MiB', threads=1):\n    print(late())",
 ]
+WITHOUT_INIT = [
+    "def load(helper):\n    return factor",
+    *(cell for cell in CELLS if "init" not in cell and "shutdown" not in cell),
+]
 
 
 DRIVER = """
@@ -433,12 +437,14 @@ manager.shutdown_kernel(now=True)
     not all(map(importlib.util.find_spec, ("jupyter_client", "ipykernel"))),
     reason="jupyter_client and ipykernel are not installed",
 )
-def test_a_notebook_uses_init_with_functions_of_its_cells(place):
-    own = {name: str(place.directory) for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR")}
-    status, said, complained = place.run("-c", DRIVER, json.dumps(CELLS), **own)
+@pytest.mark.parametrize("cells", [CELLS, WITHOUT_INIT], ids=["with init", "as they are"])
+def test_a_notebook_s_cells_call_what_they_define_whenever(tmp_path, cells):
+    with starting_by_themselves(tmp_path) as place:
+        own = {name: str(place.directory) for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR")}
+        status, said, complained = place.run("-c", DRIVER, json.dumps(cells), **own)
     assert status == 0, complained
-    lines = said.splitlines()
-    assert lines == ["[8.0, 8.0]", "1", "[0.0, 0.0]", "1"]
+    lines = ["[8.0, 8.0]", "1", "[0.0, 0.0]", *(["1"] if cells is CELLS else [])]
+    assert said.splitlines() == lines, said
 
 
 def test_what_is_not_found_there_even_when_it_was_carried_is_an_error_and_not_tried_for_ever():

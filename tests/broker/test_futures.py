@@ -228,6 +228,21 @@ def test_a_deadline_releases_the_caller_and_the_late_result_its_memory(broker):
     wait_until(settled)
 
 
+def test_a_function_s_deadline_is_lifted_for_one_call_and_kept_beside_other_options(broker):
+    gate = shmgpu.arena.zeros(1)
+    lifted = slow_by_nature.options(timeout=None).submit(gate[:])
+
+    async def both():
+        awaited = slow_by_nature.options(timeout=None).aio(gate[:])
+        with pytest.raises(shmgpu.CallTimeout):
+            await slow_by_nature.options(priority=1).aio(gate[:])
+        gate[0] = 1
+        return await awaited
+
+    assert asyncio.run(both()) is lifted.result(20) is None
+    assert repr(slow_by_nature.options(timeout=None)).endswith("with timeout=None>")
+
+
 def test_a_deadline_is_kept_while_the_call_waits_for_the_window():
     with shmgpu.init(helpers=1, devices="cpu", arena="4MiB", window=2):
         gate = shmgpu.arena.zeros(1)

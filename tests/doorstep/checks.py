@@ -126,6 +126,8 @@ for cell in (
     "print(f(np.ones(2)).tolist())",
     "gt.disconnect()\\n_ = gt.ensure()",
     "print(f(np.ones(2)).tolist())",
+    "@gt.function(arrays='numpy')\\ndef soon(helper):\\n    return 5 * helper.session",
+    "print(soon())",
     "x = gt.ones(3)\\nprint((x + 1).data.tolist())",
     "try:\\n    gt.launch(print, children=1)\\n"
     "except gt.LaunchError as error:\\n    print('init()' in str(error))",
@@ -236,8 +238,13 @@ def forkserver(place: Place) -> None:
 def notebook(place: Place) -> None:
     with of(place, "editable") as one:
         shown = one.run("-c", NOTEBOOK).well()
-        wanted = ["[2.0, 2.0]", "warned", "[2.0, 2.0]", "[3.0, 3.0]", "[2.0, 2.0, 2.0]", "True"]
-        wanted += ["<shmgpu session, running: 1 of 1 helper ready>", "[21.0, 21.0]", "tables"]
+        wanted = ["[2.0, 2.0]", "warned", "[2.0, 2.0]", "[3.0, 3.0]", "15", "[2.0, 2.0, 2.0]"]
+        wanted += [
+            "True",
+            "<shmgpu session, running: 1 of 1 helper ready>",
+            "[21.0, 21.0]",
+            "tables",
+        ]
         wanted += ["<shmgpu session, shut down>"]
         lines = shown.splitlines()
         expect(sorted(lines) == sorted(wanted) and lines[3:] == wanted[3:], shown)

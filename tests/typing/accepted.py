@@ -105,6 +105,7 @@ def worker(rank: int) -> list[int]:
     future: concurrent.futures.Future[dict[str, int]] = count.submit("a")
     future.cancel()
     assert_type(infer.options(timeout=1.0)(ours), shmgpu.Tensor)
+    assert_type(infer.options(timeout=None)(ours), shmgpu.Tensor)
     assert_type(plain.options(out=own)(own), Floats)
     results: Iterator[NDArray[Any]] = infer.map([x, x], in_flight=2)
     next(results)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from shmgpu.attach import redefined
+from shmgpu.common import module_names
 
 
 @pytest.mark.parametrize(
@@ -28,4 +29,5 @@ def test_a_prompt_is_one_by_its_flag_or_its_sign_or_for_want_of_a_file(
         **more,
     )
     monkeypatch.setattr(redefined, "sys", stand_in)
+    monkeypatch.setattr(module_names, "sys", stand_in)
     assert redefined.is_prompt() is is_prompt
