@@ -114,6 +114,17 @@ def _process_of(connection: socket.socket) -> int:
     return int(struct.unpack("3i", credentials)[0])
 
 
+def process_at(path: str | os.PathLike[str]) -> int:
+    """The process of the broker that listens there.
+
+    Raises:
+        NotRunning: none does.
+        ConfigError: it is not a socket.
+    """
+    with _connect(_the_one(path)) as connection:
+        return _process_of(connection)
+
+
 def _the_one(path: str | os.PathLike[str] | None, also: str = "") -> pathlib.Path:
     found = running(path)
     if not found:

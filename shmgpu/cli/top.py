@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 
+from shmgpu.attach import control
 from shmgpu.cli.arguments import Commands, seconds, whole
 from shmgpu.watch import top
 
@@ -23,13 +24,15 @@ def add(commands: Commands) -> None:
         "--serve it is a page, and metrics for Prometheus.",
     )
     add = live.add_argument
-    add(
+    which = live.add_mutually_exclusive_group()
+    which.add_argument(
         "pid",
         type=whole(1, 1 << 30),
         nargs="?",
         metavar="PID",
         help="process number of the broker's parent",
     )
+    which.add_argument("--path", metavar="PATH", help="path of the broker's socket")
     add("--once", action="store_true", help="print one sample and end")
     add("--json", action="store_true", help="with --once: as one JSON object")
     add("--interval", type=seconds, default=1.0, metavar="S", help="seconds between samples (1)")
@@ -47,9 +50,10 @@ def add(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    pid = options.pid if options.path is None else control.process_at(options.path)
     return top.run(
         top.TopOptions(
-            pid=options.pid,
+            pid=pid,
             once=options.once,
             json=options.json,
             interval=options.interval,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import re
 import sys
@@ -164,6 +165,11 @@ def test_what_a_helper_prints_is_at_once_in_the_log_that_the_command_line_names(
     assert "seen in a helper\n" in pathlib.Path(log).read_text()
     assert listed("--path", socket) == found[0]
     assert listed("--path", f"{place.path}.none").startswith("you have no broker")
+    (pid,) = re.findall(r"process (\d+)", found[0])
+    assert cli.main(["top", "--path", socket, "--once", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["pid"] == int(pid)
+    assert cli.main(["top", "--path", f"{place.path}.none", "--once"]) == 1
+    assert "no broker listens at" in capsys.readouterr().err
 
 
 @pytest.fixture
