@@ -7,6 +7,7 @@ setting; :mod:`shmgpu.common.settings` lists them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import warnings
 from collections.abc import Iterator
@@ -70,25 +71,26 @@ def resolve(name: str, argument: Any = None) -> Any:
 _warned_of: set[str] = set()
 
 
-def known_variables() -> list[str]:
+@functools.cache  # who joins asks
+def known_variables() -> frozenset[str]:
     """The SHMGPU_* variables that mean something."""
     known = {setting.variable for setting in SETTINGS.values()}
     known.add(PREFIX + "SOCKET")  # a broker's: see attach/endpoint.py
     if core.HAS_FAULTS:
         known.add(PREFIX + "FAULTS")
-    return sorted(known)
+    return frozenset(known)
 
 
 def unknown_variables() -> list[str]:
     """Those of the environment that mean nothing, misspelt ones above all."""
-    known = set(known_variables())
-    return [
+    known = known_variables()
+    return sorted(
         name
-        for name in sorted(os.environ)
+        for name in os.environ
         if name.startswith(PREFIX)
         and name not in known
         and name.removeprefix(PREFIX).split("_")[0] not in _KNOWN_ELSEWHERE
-    ]
+    )
 
 
 def warn_unknown() -> None:
@@ -99,7 +101,7 @@ def warn_unknown() -> None:
         import difflib  # here, because most programs do without
 
         _warned_of.add(name)
-        known = [variable.removeprefix(PREFIX) for variable in known_variables()]
+        known = [variable.removeprefix(PREFIX) for variable in sorted(known_variables())]
         meant = difflib.get_close_matches(name.removeprefix(PREFIX), known, n=1)
         instead = PREFIX + (meant[0] if meant else f"{{{','.join(known)}}}")
         warnings.warn(
