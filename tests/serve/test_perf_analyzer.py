@@ -32,18 +32,20 @@ def server():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("concurrency", [1, 8, 32])
 @pytest.mark.parametrize("memory", ["none", "system"])
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_it_measures_to_its_end(program, server, protocol, memory):
+def test_it_measures_to_its_end(program, server, protocol, memory, concurrency):
     address = server.grpc_address if protocol == "grpc" else server.address
-    words = [program, "-m", "add_sub", "-u", address, "-i", protocol, "--concurrency-range", "1"]
+    words = [program, "-m", "add_sub", "-u", address, "-i", protocol]
+    words += ["--concurrency-range", f"{concurrency}"]
     if memory == "system":
         words += ["--shared-memory", "system", "--output-shared-memory-size", "4096"]
     before = server.statistics("add_sub")["inference_stats"]["success"]["count"]
     done = subprocess.run([*words, *QUICK], capture_output=True, text=True, timeout=LIMIT_S)
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
-    assert re.search(r"Concurrency: 1, throughput: [1-9][\d.]* infer/sec", said), said
+    assert re.search(rf"Concurrency: {concurrency}, throughput: [1-9][\d.]* infer/sec", said), said
     served = server.statistics("add_sub")["inference_stats"]
     assert served["success"]["count"] > before + 10
     assert served["fail"]["count"] == 0
