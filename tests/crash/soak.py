@@ -2,9 +2,11 @@
 
     cd tests && python -m crash.soak --seconds 1800 --out ../build/soak
 
-A further child, which nobody kills, samples what every role holds: resident memory, descriptors,
-threads, bytes of its arena in use; and from the trace, how long plain calls took. After a warm-up
-each figure must be flat by the slope test (see slope.py), and every promise of the storm must hold.
+A further child, which nobody kills, samples what every role holds: memory of its own, address
+space, descriptors, threads, bytes of its arena in use; and from the trace, how long plain calls
+took. Of the helpers it is the first, which lives through it all: what the others hold depends on
+their age. After a warm-up each figure must be flat by the slope test (see slope.py), and every
+promise of the storm must hold.
 Leaves the samples as JSON and, where matplotlib is installed, the curves as a picture.
 """
 
@@ -31,6 +33,7 @@ from .storm import arguments, begin, weather
 
 SAMPLES = 360  # in a run
 WARM_UP = 1 / 6  # of the run: pages are touched, caches fill, the first of each role get old
+SPARED = 1  # helpers that nobody kills
 PAUSE_S = 0.02  # of each child, after each thing it does: the load is steady, the machine not full
 
 Sample = dict[str, float]
@@ -56,6 +59,9 @@ GAUGES = {
     "parent: memory": Gauge("MiB", absolute(1.0)),
     "helper: memory": Gauge("MiB", absolute(2.0)),
     "child: memory": Gauge("MiB", absolute(2.0)),
+    "parent: address space": Gauge("MiB", absolute(4.0)),
+    "helper: address space": Gauge("MiB", absolute(8.0)),
+    "child: address space": Gauge("MiB", absolute(8.0)),
     "parent: descriptors": Gauge("", absolute(0.5)),
     "helper: descriptors": Gauge("", absolute(0.5)),
     "child: descriptors": Gauge("", absolute(0.5)),
@@ -71,12 +77,16 @@ GAUGES = {
 
 
 def role_figures(pid: int) -> Sample | None:
-    """Resident memory in MiB, descriptors and threads of a process; None when it has gone."""
+    """What a process holds; None when it has gone.
+
+    Its memory is what is its own: pages of arenas come and go with their children.
+    """
     try:
         rollup = pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text()
         status = pathlib.Path(f"/proc/{pid}/status").read_text()
         return {
-            "memory": int(re.search(r"^Rss:\s+(\d+)", rollup, re.MULTILINE)[1]) / 1024,
+            "memory": int(re.search(r"^Anonymous:\s+(\d+)", rollup, re.MULTILINE)[1]) / 1024,
+            "address space": int(re.search(r"^VmSize:\s+(\d+)", status, re.MULTILINE)[1]) / 1024,
             "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
             "threads": int(re.search(r"^Threads:\s+(\d+)", status, re.MULTILINE)[1]),
         }
@@ -90,7 +100,7 @@ def sample(children: int, traced: int) -> tuple[Sample, int]:
     found: Sample = {}
     for role, pids in {
         "parent": [stats["broker"]["parent_pid"]],
-        "helper": [row["pid"] for row in stats["helpers"] if row["state"] == 2],
+        "helper": [row["pid"] for row in stats["helpers"][:SPARED]],
         "child": [row["pid"] for row in stats["children"][:children]],
     }.items():
         living = [figures for pid in pids if pid and (figures := role_figures(pid))]
@@ -150,7 +160,7 @@ def draw(path: pathlib.Path, samples: list[tuple[float, Sample]], trends: dict[s
         from matplotlib import pyplot
     except ImportError:
         return False
-    figure, axes = pyplot.subplots(4, 3, figsize=(15, 12), sharex=True, layout="constrained")
+    figure, axes = pyplot.subplots(5, 3, figsize=(15, 15), sharex=True, layout="constrained")
     for axis, (name, gauge) in zip(axes.flat, GAUGES.items(), strict=False):
         series = [(at / 60, figures[name]) for at, figures in samples if name in figures]
         axis.plot(*zip(*series, strict=True), linewidth=0.8)
@@ -204,7 +214,7 @@ def main() -> int:
 
     seed = begin("soak", options)
     status, results = weather(
-        "soak", options, seed, pause_s=PAUSE_S, also=[observer], prefault=True
+        "soak", options, seed, pause_s=PAUSE_S, also=[observer], spared=SPARED, prefault=True
     )
     if status != 0:
         return status

@@ -90,13 +90,16 @@ def run(
     pause_s: float = 0.0,
     also: Sequence[Callable[[int], Any]] = (),
     scales: bool = False,
+    spared: int = 0,
     **settings: Any,
 ) -> tuple[Ledger, Counting, dict[str, Any], list[Any]]:
     """The launch itself: its ledger, log, final statistics, and what the children returned.
 
-    ``also`` are more mains, of children that nobody kills. What went wrong is in the ledger.
+    ``also`` are more mains, of children that nobody kills, and the first ``spared`` helpers live
+    through it all. What went wrong is in the ledger.
     """
     load.ledger = ledger = Ledger(children, helpers)
+    load.spared = spared
     ledger.set("scales", int(scales))
     log = Counting()
     log.attach()
@@ -105,7 +108,7 @@ def run(
     faulthandler.register(signal.SIGUSR1)
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     until_ns = time.monotonic_ns() + int(seconds * 1e9)
-    killer = Killer(name, ledger, plan(seed, children, helpers, rate), until_ns).start()
+    killer = Killer(name, ledger, plan(seed, children, helpers, rate, spared), until_ns).start()
     stats: dict[str, Any] = {}
     results: list[Any] = []
 

@@ -42,10 +42,11 @@ class Blow:
     pause: float
 
 
-def plan(seed: int, children: int, helpers: int, rate: float) -> Iterator[Blow]:
+def plan(seed: int, children: int, helpers: int, rate: float, spared: int = 0) -> Iterator[Blow]:
     """Blows without end, ``rate`` a second; the same for the same arguments.
 
     Some come in the same instant as the one before: a child and the helper that serves it, say.
+    The first ``spared`` helpers get none.
     """
     choose = random.Random(f"{seed}/killer")
     while True:
@@ -55,7 +56,7 @@ def plan(seed: int, children: int, helpers: int, rate: float) -> Iterator[Blow]:
         yield Blow(
             0.0 if together else choose.expovariate(rate * (1 - TOGETHER)),
             role,
-            choose.randrange(helpers if role == "helper" else children),
+            choose.randrange(spared, helpers) if role == "helper" else choose.randrange(children),
             choose.choices(list(actions), list(actions.values()))[0],
             choose.choice((0.001, 0.02, 0.2, 0.6)),
         )
