@@ -9,6 +9,7 @@ import http.client
 import json
 import math
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import orjson
@@ -16,8 +17,15 @@ import pytest
 from serve import servers
 
 from shmgpu.serve.frontend import aside
+from shmgpu.serve.frontend.routes import Front
 from shmgpu.serve.protocol import datatypes, http_codec, json_reader
-from shmgpu.serve.protocol.types import DEFAULT_LIMITS, ProtocolError, RequestLimits
+from shmgpu.serve.protocol.types import (
+    DEFAULT_LIMITS,
+    InferRequest,
+    ProtocolError,
+    RequestLimits,
+)
+from shmgpu.serve.scheduling.inference import Calls
 
 INFER = "/v2/models/scale/infer"
 
@@ -93,6 +101,73 @@ def test_health_is_answered_while_millions_of_numbers_are_written(server):
     assert answers[2] > answers[1] + 5
 
 
+def test_health_is_answered_while_a_million_classes_are_told(server):
+    """Beside the same output as a tensor."""
+    count = 2_000_000
+    x = {"name": "x", "datatype": "FP32", "shape": [count]}
+    inputs = [{**x, "parameters": {"binary_data_size": 4 * count}}]
+    data = np.linspace(0, 1, count, dtype="f4").tobytes()
+
+    def ask(**wanted):
+        outputs = [{"name": "y", "parameters": wanted}]
+        header = json.dumps({"inputs": inputs, "outputs": outputs}).encode()
+        return health_answers_while(
+            server, header + data, Inference_Header_Content_Length=str(len(header))
+        )
+
+    assert ask(binary_data=True)[1] == 200  # warms up
+    beside, *_ = ask(binary_data=True)
+    answers, status, answer = ask(classification=1 << 18)
+    assert status == 200
+    assert len(json.loads(answer)["outputs"][0]["data"]) == 1 << 18
+    assert answers > beside + 5
+    _, status, answer = ask(classification=count)
+    assert (status, b"ask for fewer" in answer) == (400, True)
+
+
+def test_texts_are_put_together_where_they_are_read_and_taken_apart_where_they_are_written():
+    """Which is beside the loop, where there are many: the loop only hands bytes on."""
+    body = request('["a", "bc"]', [2], "BYTES")
+    model = SimpleNamespace(metadata=None, prepare=None, steps=None)
+    front = SimpleNamespace(options=None, limits=DEFAULT_LIMITS)
+    asked = SimpleNamespace(headers={}, header_length=None)
+    (read,) = Front._read(front, asked, body, model).inputs
+    assert bytes(read.data) == b"\1\0\0\0a\2\0\0\0bc"
+    assert read.array().tolist() == [b"a", b"bc"]
+
+    declared = SimpleNamespace(name="y", labels=(), fits=lambda shape: shape == (2,))
+    model = SimpleNamespace(
+        outputs=[datatypes.DATATYPES["BYTES"]],
+        output_index={"y": 0},
+        metadata=SimpleNamespace(outputs=[declared]),
+    )
+    result = [2], np.frombuffer(read.data, "u1")
+    (given,) = Calls.response(object.__new__(Calls), model, InferRequest(), result).outputs
+    assert bytes(given.array) == bytes(read.data)
+
+
+def test_long_inputs_of_bytes_are_read_aside(server):
+    elements = 100_000
+    header = json.dumps(
+        {
+            "inputs": [
+                {
+                    "name": "text",
+                    "datatype": "BYTES",
+                    "shape": [elements],
+                    "parameters": {"binary_data_size": 5 * elements},
+                }
+            ]
+        }
+    ).encode()
+    body = header + b"\1\0\0\0a" * elements
+    status, _, answer = server.ask(
+        "POST", "/v2/models/upper/infer", body, Inference_Header_Content_Length=str(len(header))
+    )
+    assert status == 200
+    assert json.loads(answer)["outputs"][0]["data"] == ["A"] * elements
+
+
 def test_health_is_answered_while_a_bomb_is_looked_at(server):
     """Sixty megabytes of arrays in a key that means nothing, in less than a thousandth of that."""
     body = gzip.compress(request("[1]", [1], before='"no": [' + "[]," * (20 << 20) + "[]],"), 9)
@@ -139,6 +214,32 @@ def test_no_more_than_a_step_of_numbers_is_parsed_at_once(monkeypatch):
     assert np.array_equal(found.array(), values)
     assert max(most) <= datatypes.STEP + 100
     assert len(most) > 10
+
+
+def test_long_text_is_refused_unparsed_and_numbers_do_not_count(monkeypatch):
+    numbers, count = long(["1"])
+    body = request(numbers, [count], before='"no": "' + "a" * 50_000 + '",')
+    limits = RequestLimits(json_text=51_000)
+    assert http_codec.parse_infer(body, None, limits).inputs[0].shape == (count,)
+    monkeypatch.setattr(json_reader.orjson, "loads", None)
+    with pytest.raises(ProtocolError, match="bytes outside of flat arrays") as refused:
+        http_codec.parse_infer(body, None, RequestLimits(json_text=50_000))
+    assert refused.value.status == 400
+
+
+@pytest.mark.parametrize(("count", "is_refused"), [(499, False), (500, True)])
+def test_more_texts_than_the_limit_are_refused_unparsed(monkeypatch, count, is_refused):
+    """Beside five names and two words; quotation marks inside a text are none of its ends."""
+    text = json.dumps(['"' * 40] * count)
+    body = request(text, [count], "BYTES")
+    limits = RequestLimits(json_texts=506)
+    if not is_refused:
+        assert http_codec.parse_infer(body, None, limits).inputs[0].shape == (count,)
+        return
+    monkeypatch.setattr(json_reader.orjson, "loads", None)
+    with pytest.raises(ProtocolError, match="more than 506 texts") as refused:
+        http_codec.parse_infer(body, None, limits)
+    assert refused.value.status == 400
 
 
 @pytest.mark.parametrize("most", [300_000, 300_001])

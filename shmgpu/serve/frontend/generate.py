@@ -117,8 +117,8 @@ def _plain(one: OutputTensor) -> Any:
     if isinstance(array, memoryview):
         array = datatypes.decode(datatype, one.shape, array)
     assert array is not None
-    values = orjson.loads(datatypes.to_json(datatype, array))
-    return values[0] if len(values) == 1 else values
+    values = datatypes.to_json(datatype, array)
+    return orjson.Fragment(values[1:-1] if array.size == 1 else values)
 
 
 class Generation:

@@ -171,7 +171,9 @@ class Front:
             seen = self.catalog.version
             body, header_length = request.body, request.header_length
             key = None
-            if b"content-encoding" in request.headers or is_long(body, header_length):
+            # Elements of BYTES are looked at one by one.
+            is_slow = served.takes_bytes and len(body) > LONG_BYTES
+            if b"content-encoding" in request.headers or is_slow or is_long(body, header_length):
                 self.later(request, self._infer_aside(request, served, started_ns))
                 return
             key = templates.key_of(body, header_length)
@@ -211,9 +213,13 @@ class Front:
         encoding = request.headers.get(b"content-encoding")
         if encoding is not None:
             body = decoded(body, encoding, self.options.max_body)
-        return http_codec.parse_infer(
+        parsed = http_codec.parse_infer(
             memoryview(body), request.header_length, self.limits, served.metadata
         )
+        if served.prepare is None and served.steps is None:
+            for one in parsed.inputs:
+                one.join()
+        return parsed
 
     def _start(
         self, request: Request, served: ServedModel, parsed: InferRequest, started_ns: int
@@ -282,14 +288,11 @@ def _written(
 
 
 def takes_long(asked: InferRequest, response: InferResponse) -> bool:
-    """Whether outputs that are to be JSON take too long to write in the loop."""
+    """Whether outputs that are to be JSON, or classes, take too long to write in the loop."""
     if asked.binary_output and not asked.outputs:
         return False
-    binary = {one.name for one in asked.outputs if one.binary or one.classification}
-    return any(
-        one.array is not None and one.array.nbytes > LONG_BYTES and one.name not in binary
-        for one in response.outputs
-    )
+    binary = {one.name for one in asked.outputs if one.binary and not one.classification}
+    return any(one.is_long(LONG_BYTES) and one.name not in binary for one in response.outputs)
 
 
 def reply(front: Front, request: Request, answer: tuple[Sequence[Any], int | None]) -> None:

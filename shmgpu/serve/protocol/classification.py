@@ -14,6 +14,8 @@ from shmgpu.serve.protocol.datatypes import DATATYPES
 from shmgpu.serve.protocol.types import OutputTensor
 from shmgpu.serve.protocol.validation import UNORDERED
 
+MOST_TEXTS = 1 << 20  # of one output: each costs far more than the score that it tells
+
 
 def best_classes(output: OutputTensor, classes: int) -> np.ndarray[Any, Any]:
     """``score:index`` or ``score:index:label`` of each class, the best first.
@@ -26,7 +28,7 @@ def best_classes(output: OutputTensor, classes: int) -> np.ndarray[Any, Any]:
         An array of ``bytes`` of shape [classes] or [rows, classes].
 
     Raises:
-        ValueError: the output's elements have no order.
+        ValueError: the output's elements have no order, or too many classes are wanted.
     """
     datatype = DATATYPES[output.datatype]
     if datatype.name in UNORDERED or output.array is None:
@@ -43,6 +45,11 @@ def best_classes(output: OutputTensor, classes: int) -> np.ndarray[Any, Any]:
     if not array.size:
         return np.empty((array.shape[0], 0) if batched else (0,), dtype=object)
     classes = min(classes, rows.shape[1])
+    if rows.shape[0] * classes > MOST_TEXTS:
+        raise ValueError(
+            f"has {rows.shape[0] * classes} classes to tell, and this server tells {MOST_TEXTS}: "
+            "ask for fewer with 'classification'"
+        )
     write = "%d:%d" if datatype.kind == "int" else "%f:%d"
     found = np.empty((rows.shape[0], classes), dtype=object)
     for number, row in enumerate(rows):

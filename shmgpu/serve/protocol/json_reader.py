@@ -51,6 +51,16 @@ def read_object(text: bytes, limits: RequestLimits, hint: str = "correct it") ->
         _bound(text, b"[{", limits.json_containers, "arrays and objects")
         _bound(text, b":", limits.json_keys, "keys")
         _bound(text, b",", limits.json_values, "values outside of flat arrays of numbers")
+        if (_count(text, b'"') - _count(text, (b'\\"',))) // 2 > limits.json_texts:
+            raise refusal(
+                f"the request's JSON has more than {limits.json_texts} texts: send BYTES as binary "
+                "data"
+            )
+        if len(text) > limits.json_text:
+            raise refusal(
+                f"the request's JSON has {len(text)} bytes outside of flat arrays of numbers, and "
+                f"this server takes {limits.json_text}: send tensors as binary data"
+            )
     found = _load(text, hint)
     if not isinstance(found, dict):
         raise refusal("the request is not a JSON object: send one with its fields by name")
@@ -72,7 +82,7 @@ def _bound(text: bytes, signs: bytes, most: int, what: str) -> None:
         )
 
 
-def _count(text: bytes, signs: bytes, most: int | None = None) -> int:
+def _count(text: bytes, signs: bytes | tuple[bytes, ...], most: int | None = None) -> int:
     """How many of these signs there are, strings included; not much further than ``most``."""
     found = 0
     for at in range(0, len(text), STEP):
@@ -107,7 +117,7 @@ def _without_numbers(text: bytes) -> tuple[bytes, list[NumberText]]:
     parts: list[bytes] = []
     kept = at = 0
     for _ in range(MOST_LEFT):
-        at = text.find(b'"data"', at)
+        at = _find(text, b'"data"', at)
         if at < 0:
             break
         found = _DATA.match(text, at)
@@ -125,6 +135,16 @@ def _without_numbers(text: bytes) -> tuple[bytes, list[NumberText]]:
         left.append(NumberText(text, start, close))
         at = kept = close + 1
     return (b"".join([*parts, text[kept:]]), left) if left else (text, left)
+
+
+def _find(text: bytes, word: bytes, at: int) -> int:
+    """Where the word is next, or -1; a long text is not searched without a pause."""
+    while at < len(text):
+        found = text.find(word, at, at + STEP + len(word) - 1)
+        if found >= 0:
+            return found
+        at += STEP
+    return -1
 
 
 def _put_back(found: dict[str, Any], left: list[NumberText]) -> None:

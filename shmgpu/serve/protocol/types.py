@@ -48,6 +48,8 @@ class RequestLimits:
             steps, and everything else at once.
         json_containers: arrays and objects of a request's JSON.
         json_keys: names in all of its objects.
+        json_texts: strings in it, names too.
+        json_text: bytes of it, flat arrays of numbers aside.
         message_bytes: of a message over gRPC, raw tensors aside.
         header_length: bytes of JSON before binary data, or of a request without such data.
     """
@@ -62,6 +64,8 @@ class RequestLimits:
     json_values: int = 1 << 20
     json_containers: int = 1 << 18
     json_keys: int = 1 << 16
+    json_texts: int = 1 << 19
+    json_text: int = 32 << 20
     message_bytes: int = 4 << 20
     header_length: int = 64 << 20
 
@@ -105,6 +109,11 @@ class InputTensor:
             return self.data
         assert self.data is not None, "the elements lie in a region"
         return datatypes.decode(DATATYPES[self.datatype], self.shape, self.data)
+
+    def join(self) -> None:
+        """Have BYTES that JSON gave in the binary encoding, as a call carries them."""
+        if self.datatype == "BYTES" and isinstance(self.data, np.ndarray):
+            self.data = memoryview(datatypes.join(self.data.reshape(-1).tolist()))
 
 
 @dataclass(slots=True)
@@ -179,6 +188,10 @@ class OutputTensor:
     array: np.ndarray[Any, Any] | memoryview | None
     labels: tuple[str, ...] = ()
     nbytes: int = 0
+
+    def is_long(self, most: int) -> bool:
+        """Whether there are more bytes than that to be written out."""
+        return self.array is not None and self.array.nbytes > most
 
 
 @dataclass(slots=True)

@@ -38,6 +38,7 @@ class ServedModel(ServerFunction):
         queue: of its requests whose priority has no policy of its own.
         queues: of those whose priority has one, by priority.
         cache: whether its answers may be kept.
+        takes_bytes: whether any of its inputs is BYTES; ``has_bytes``: what calls carry.
         sequence: whether its requests belong to sequences; then the target of those.
         prepare: what is done to inputs before a call carries them, and ``prepared``, what it gives;
             None and empty: nothing.
@@ -79,6 +80,7 @@ class ServedModel(ServerFunction):
         self.prepare = _found(description, "prepare", source) if self.prepared else None
         self.steps = _found(description, "steps", source) if description["steps"] else None
         taken = [] if self.prepared else self.inputs  # what is prepared is plain numbers
+        self.takes_bytes = any(one.kind == "bytes" for one in self.inputs)
         self.has_bytes = any(one.kind == "bytes" for one in (*taken, *self.outputs))
         # Elements of BYTES differ in length, so such requests are no rows of one array.
         max_rows = 0 if self.has_bytes else self.max_batch_size

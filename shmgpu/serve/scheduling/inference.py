@@ -487,14 +487,15 @@ class Calls:
                     OutputTensor(declared.name, datatype.name, shape, None, nbytes=nbytes)
                 )
                 continue
-            if not datatype.itemsize:
-                shape, data = array
-                array = datatypes.decode(datatype, shape, data.data)
-            elif array.dtype != datatype.storage:
-                array = _as(datatype, array, served.name, declared.name)
-            _check_shape(served, declared, array.shape)
+            if not datatype.itemsize:  # as bytes, which may be what is wanted
+                shape, array = tuple(array[0]), array[1].data
+            else:
+                if array.dtype != datatype.storage:
+                    array = _as(datatype, array, served.name, declared.name)
+                shape = array.shape
+            _check_shape(served, declared, shape)
             outputs.append(
-                OutputTensor(declared.name, datatype.name, array.shape, array, declared.labels)
+                OutputTensor(declared.name, datatype.name, shape, array, declared.labels)
             )
         return outputs
 
