@@ -304,7 +304,7 @@ TRITON := $(VENV)-triton
 .PHONY: bench-triton
 bench-triton: $(VENV)/.stamp-bench $(CORE) ## the server's benchmark beside NVIDIA's tritonserver, from its wheel (T='--list')
 	@if .ci/triton-tools "$(PYTHON)" "$(TRITON)"; then \
-	  PATH="$(CURDIR)/$(TRITON)/bin:$$PATH" $(PY) -m benchmarks $(or $(T),serving); fi
+	  PATH="$(CURDIR)/$(TRITON)/bin:$$PATH" $(PY) -m benchmarks $(or $(T),serving paths); fi
 
 # ---- audit -------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from benchmarks.workloads import (
     memory,
     messages,
     parallel,
+    paths,
     payload,
     respawn,
     serving,
@@ -41,6 +42,7 @@ WORKLOADS: tuple[Workload, ...] = (
     collectives.WORKLOAD,
     parallel.WORKLOAD,
     serving.WORKLOAD,
+    paths.WORKLOAD,
     gpu.WORKLOAD,
     simulate.WORKLOAD,
 )

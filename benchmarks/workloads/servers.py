@@ -22,10 +22,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.measure.figures import ProbeFailed
-from benchmarks.measure.httpload import HOST, HttpRequest, ask
+from benchmarks.measure.httpload import HOST, Answer, HttpRequest, ask
 from benchmarks.measure.native import ROOT, tail
 from benchmarks.measure.processes import private_mib
 from benchmarks.peers.servers.wires import Floats, WireFormat, shared
+
+Asking = Callable[[int, HttpRequest], Answer]  # posts a request to a port
 
 START_LIMIT_S = 60.0
 END_LIMIT_S = 2.0  # mosec often waits half a minute for requests whose clients have gone
@@ -80,15 +82,21 @@ def _wait_until_it_answers(process: Any, port: int, wire: WireFormat, said: Any)
     raise ProbeFailed(f"the server did not answer within {START_LIMIT_S:g} s: {problem}")
 
 
-def check(port: int, wire: WireFormat, x: Floats, factor: float) -> None:
+def check(port: int, wire: WireFormat, x: Floats, factor: float, ask: Asking = ask) -> None:
     """Compare a whole answer, item by item: a server that errs must not look fast."""
     if not np.array_equal(wire.read(ask(port, wire.write(x))), factor * x):
         raise ProbeFailed("the server gave a wrong answer")
 
 
 @contextmanager
-def regions(port: int, x: Floats, nbytes: int) -> Iterator[WireFormat]:
-    """Register two regions of ``nbytes`` with the server, ``x`` in one; yields the wire of both."""
+def regions(
+    port: int, x: Floats, nbytes: int, wire_of: Callable[..., WireFormat] = shared
+) -> Iterator[WireFormat]:
+    """Register two regions of ``nbytes`` with the server, ``x`` in one; yields the wire of both.
+
+    The server hears of them over HTTP; ``wire_of`` two regions' names, and the view of the second,
+    is how requests name them.
+    """
     names = [f"bench-{os.getpid()}-{what}" for what in ("in", "out")]
     paths = [Path("/dev/shm") / name for name in names]
     views = []
@@ -100,11 +108,20 @@ def regions(port: int, x: Floats, nbytes: int) -> Iterator[WireFormat]:
         ask(port, HttpRequest(route, json.dumps(known).encode()))
     views[0][: len(x)] = x
     try:
-        yield shared(*names, views[1][: len(x)])
+        yield wire_of(*names, views[1][: len(x)])
     finally:
-        ask(port, HttpRequest("/v2/systemsharedmemory/unregister", b""))
+        _wait(lambda: _unregistered(port), END_LIMIT_S)
         for path in paths:
             path.unlink()
+
+
+def _unregistered(port: int) -> bool:
+    """Whether the server has let go of all regions: Triton does when no request uses them."""
+    try:
+        ask(port, HttpRequest("/v2/systemsharedmemory/unregister", b""))
+    except ProbeFailed:
+        return False
+    return True
 
 
 def most_private_mib(pid: int) -> float:

@@ -36,13 +36,18 @@ instance_group [{ count: 2 kind: KIND_CPU }]
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--grpc-port", type=int, help="listens for gRPC, too")
     options = parser.parse_args()
     repository = Path(tempfile.mkdtemp(prefix="triton-"))
     (repository / "double" / "1").mkdir(parents=True)
     (repository / "double" / "1" / "model.py").write_text(MODEL)
     (repository / "double" / "config.pbtxt").write_text(CONFIGURATION)
     command = ["tritonserver", f"--model-repository={repository}", f"--http-port={options.port}"]
-    command += ["--http-address=127.0.0.1", "--allow-grpc=false", "--allow-metrics=false"]
+    command += ["--http-address=127.0.0.1", "--allow-metrics=false"]
+    if options.grpc_port is None:
+        command += ["--allow-grpc=false"]
+    else:
+        command += ["--grpc-address=127.0.0.1", f"--grpc-port={options.grpc_port}"]
     os.execvp(command[0], command)
 
 

@@ -17,7 +17,10 @@ from benchmarks.measure.httpload import Answer, HttpRequest
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 OCTETS = {"Content-Type": "application/octet-stream"}
+GRPC = {"content-type": "application/grpc", "te": "trailers"}
 MODEL, INPUT, OUTPUT = "double", "x", "y"
+INFER = f"/v2/models/{MODEL}/infer"
+GRPC_INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 Floats = NDArray[np.float32]
 
@@ -63,7 +66,7 @@ def _inference(tensor: dict[str, Any], wanted: dict[str, Any], tail: bytes) -> H
         separators=(",", ":"),
     ).encode()
     headers = {**OCTETS, HEADER_LENGTH: str(len(header))}
-    return HttpRequest(f"/v2/models/{MODEL}/infer", header + tail, headers)
+    return HttpRequest(INFER, header + tail, headers)
 
 
 # A row of a batch, as models are served that batch.
@@ -73,18 +76,80 @@ def _tensor(x: Floats, parameters: dict[str, Any]) -> dict[str, Any]:
 
 def binary() -> WireFormat:
     """Return the Open Inference Protocol's wire with its binary tensor extension, both ways."""
-
-    def read(answer: Answer) -> Floats:
-        end = int(answer.headers[HEADER_LENGTH.lower()])
-        (tensor,) = json.loads(answer.body[:end])["outputs"]
-        assert tensor["parameters"]["binary_data_size"] == len(answer.body) - end
-        return np.frombuffer(answer.body[end:], "float32").reshape(tensor["shape"])[0]
-
     return WireFormat(
         lambda x: _inference(
             _tensor(x, {"binary_data_size": x.nbytes}), {"binary_data": True}, x.tobytes()
         ),
-        read,
+        _read_binary,
+    )
+
+
+def _read_binary(answer: Answer) -> Floats:
+    end = int(answer.headers[HEADER_LENGTH.lower()])
+    (tensor,) = json.loads(answer.body[:end])["outputs"]
+    assert tensor["parameters"]["binary_data_size"] == len(answer.body) - end
+    return np.frombuffer(answer.body[end:], "float32").reshape(tensor["shape"])[0]
+
+
+def headless() -> WireFormat:
+    """Return the protocol's wire without a JSON header: the body is the only input's bytes."""
+    return WireFormat(
+        lambda x: HttpRequest(INFER, x.tobytes(), {**OCTETS, HEADER_LENGTH: "0"}), _read_binary
+    )
+
+
+def numbers() -> WireFormat:
+    """Return the protocol's wire with all numbers as JSON, both ways."""
+
+    def write(x: Floats) -> HttpRequest:
+        tensor = {"name": INPUT, "shape": [1, len(x)], "datatype": "FP32", "data": x.tolist()}
+        body = json.dumps({"inputs": [tensor]}).encode()
+        return HttpRequest(INFER, body, {"Content-Type": "application/json"})
+
+    def read(answer: Answer) -> Floats:
+        (tensor,) = json.loads(answer.body)["outputs"]
+        return np.array(tensor["data"], "float32")
+
+    return WireFormat(write, read)
+
+
+def _message(x: Floats, where: dict[str, Any] | None = None, put: Any = None) -> HttpRequest:
+    """Return a ModelInfer call; tensors in regions where ``where`` and ``put`` name them."""
+    from shmgpu.serve.protocol.grpc_codec import MESSAGES
+
+    message = MESSAGES["ModelInferRequest"](model_name=MODEL)
+    tensor = message.inputs.add(name=INPUT, datatype="FP32", shape=[1, len(x)])
+    wanted = message.outputs.add(name=OUTPUT)
+    if where is None:
+        message.raw_input_contents.append(x.tobytes())
+    for parameters, named in ((tensor.parameters, where), (wanted.parameters, put)):
+        for name, value in (named or {}).items():
+            kind = "string_param" if isinstance(value, str) else "int64_param"
+            setattr(parameters[name], kind, value)
+    return HttpRequest(GRPC_INFER, message.SerializeToString(), GRPC)
+
+
+def grpc_raw() -> WireFormat:
+    """Return the protocol's wire over gRPC, tensors as raw bytes both ways."""
+
+    def read(answer: Answer) -> Floats:
+        from shmgpu.serve.protocol.grpc_codec import MESSAGES
+
+        message = MESSAGES["ModelInferResponse"].FromString(answer.body)
+        return np.frombuffer(message.raw_output_contents[0], "float32")
+
+    return WireFormat(_message, read)
+
+
+def _where(region: str, nbytes: int) -> dict[str, Any]:
+    return {"shared_memory_region": region, "shared_memory_byte_size": nbytes}
+
+
+def grpc_shared(input_region: str, output_region: str, output: Floats) -> WireFormat:
+    """Return the wire of :func:`shared` over gRPC."""
+    return WireFormat(
+        lambda x: _message(x, _where(input_region, x.nbytes), _where(output_region, x.nbytes)),
+        lambda _answer: output,
     )
 
 
@@ -93,13 +158,9 @@ def shared(input_region: str, output_region: str, output: Floats) -> WireFormat:
 
     ``output`` is the client's own view of the output region.
     """
-
-    def where(region: str, nbytes: int) -> dict[str, Any]:
-        return {"shared_memory_region": region, "shared_memory_byte_size": nbytes}
-
     return WireFormat(
         lambda x: _inference(
-            _tensor(x, where(input_region, x.nbytes)), where(output_region, x.nbytes), b""
+            _tensor(x, _where(input_region, x.nbytes)), _where(output_region, x.nbytes), b""
         ),
         lambda _answer: output,
     )
