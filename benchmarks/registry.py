@@ -21,6 +21,7 @@ from benchmarks.workloads import (
     payload,
     respawn,
     serving,
+    steps,
     tensors,
     training,
 )
@@ -39,6 +40,7 @@ WORKLOADS: tuple[Workload, ...] = (
     memory.WORKLOAD,
     tensors.WORKLOAD,
     training.WORKLOAD,
+    steps.WORKLOAD,
     collectives.WORKLOAD,
     parallel.WORKLOAD,
     serving.WORKLOAD,

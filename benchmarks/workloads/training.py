@@ -30,9 +30,11 @@ def _mlp(nn: Any) -> Any:
 
 
 def steps_a_second(step: Any, seconds: float) -> float:
-    """Return how many steps a second are done."""
-    for _ in range(WARM_UPS):
+    """Return how many steps a second are done, after some that warm up for no longer than that."""
+    count, began = 0, time.perf_counter()
+    while count < 3 or (count < WARM_UPS and time.perf_counter() - began < seconds):
         step()
+        count += 1
     count, began = 0, time.perf_counter()
     while time.perf_counter() - began < seconds:
         step()
