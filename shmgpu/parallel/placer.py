@@ -16,7 +16,7 @@ from shmgpu.child.futures import CallFuture
 from shmgpu.child.gang_calls import GangCallPlan, outcome_of
 from shmgpu.child.port import Port
 from shmgpu.distributed.explaining import Explanation, explain
-from shmgpu.distributed.layout import Layout
+from shmgpu.distributed.layout import Layout, replicated
 from shmgpu.distributed.lowered import Lowered
 from shmgpu.distributed.lowering import lower
 from shmgpu.distributed.mesh import Mesh
@@ -491,6 +491,8 @@ def _wanted(draft: ProgramDraft, mesh: Mesh) -> Wanted:
     found: dict[int, Layout] = {}
     for node in draft.kept:
         layout = said(node)
+        if layout is None and node.leaf is not None and node.undo is not None:
+            layout = replicated(mesh)  # a parameter that nobody put anywhere is whole with each
         if layout is not None:
             found[places[id(node)]] = layout
     for node in [*draft.arrays, *draft.kept]:

@@ -112,6 +112,23 @@ def test_tensor_parallel_training_ends_where_one_helper_s_does(two, alone):
     assert net[0].up.weight.placements == (Shard(0),)
 
 
+def test_a_parameter_that_nobody_put_anywhere_stays_whole(two):
+    """Its gradient comes cut, beside layers that are: with its helper nothing of it may be lost."""
+    net = model()[0]
+    net.between = nn.LayerNorm(HIDDEN)
+    net.forward = lambda x: net.down(net.between(net.up(x)))
+    parallelize_module(net, two.mesh(2), {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    opt = gt.optim.SGD(net.parameters(), lr=0.02)
+    for _ in range(2):
+        loss = net(gt.tensor(X)).square().mean()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+    loss.item()
+    whole = (net.between.weight, net.between.bias, net.down.bias)
+    assert [one.placements for one in whole] == [(Replicate(),)] * 3
+
+
 def sequence_parallel():
     return {
         "*.norm": SequenceParallel(),
