@@ -92,7 +92,7 @@ def _layer(specs: Specs, params: Params) -> Spec:
     if not x.shape or len(weight.shape) != 2 or x.shape[-1] != weight.shape[1]:
         raise ValueError(
             f"linear: the input's shape is {x.shape} and the weight's {weight.shape}: the last "
-            "axis of both must be of one length, and the weight have two"
+            "axis of both must be of one length, and the weight must have two axes"
         )
     if bias and bias[0].shape != weight.shape[:1]:
         raise ValueError(

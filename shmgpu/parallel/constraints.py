@@ -13,7 +13,7 @@ from typing import Any
 
 from shmgpu.distributed.placements import Placement
 from shmgpu.ops import redistribution
-from shmgpu.parallel.device_mesh import DeviceMesh
+from shmgpu.parallel.device_mesh import DeviceMesh, checked_mesh
 from shmgpu.parallel.tensors import Placements, from_pieces, redistributed
 from shmgpu.tensors.message import said
 from shmgpu.tensors.tensor import Tensor
@@ -31,8 +31,9 @@ def constrain(x: Tensor, device_mesh: DeviceMesh, placements: Placements) -> Ten
 
     Raises:
         ValueError: placements are not as many as axes, or name an axis that the tensor lacks.
+        TypeError: that is no mesh.
     """
-    layout = device_mesh.layout(placements, x.ndim)
+    layout = checked_mesh(device_mesh, "constrain").layout(placements, x.ndim)
     if device_mesh.is_whole:
         return redistributed(x, layout)
     return Tensor(redistribution.redistribute(x._node, layout, axes=device_mesh.axes))
@@ -58,6 +59,7 @@ def parallelize(
     Raises:
         ValueError: when it is called: a tensor cannot lie like that.
     """
+    checked_mesh(device_mesh, "parallelize")
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -103,6 +105,8 @@ def local_map(
         ValueError: when it is called: a tensor lies otherwise, or members' pieces are of several
             shapes.
     """
+    if device_mesh is not None:
+        checked_mesh(device_mesh, "local_map")
 
     @functools.wraps(func)
     def call(*args: Any) -> Any:

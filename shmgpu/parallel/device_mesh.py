@@ -7,6 +7,7 @@ the axes. Along the other axes nothing changes. Never records an operation.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -172,8 +173,14 @@ def init_device_mesh(
     Raises:
         ConfigError: there are fewer helpers, or they have other devices.
         ValueError: the lengths or names are not those of a mesh.
+        TypeError: they are no numbers.
     """
-    lengths = tuple([int(n) for n in mesh_shape])
+    try:
+        lengths = tuple([operator.index(n) for n in mesh_shape])
+    except TypeError:
+        raise TypeError(
+            f"init_device_mesh: mesh_shape is a tuple of lengths, as in (2,), not {mesh_shape!r}"
+        ) from None
     count = math.prod(lengths)
     if runtime.current is None or "recorder" not in runtime.current.extra:
         if runtime.current is None or not runtime.current.inline:
@@ -196,6 +203,16 @@ def init_device_mesh(
     mesh = Mesh(numbers, lengths, tuple(mesh_dim_names or ()))
     begin(recorder)
     return DeviceMesh(have[numbers[0]], mesh)
+
+
+def checked_mesh(given: Any, whose: str) -> DeviceMesh:
+    """What a function was given for a mesh; TypeError, which names it, where that is none."""
+    if not isinstance(given, DeviceMesh):
+        raise TypeError(
+            f"{whose}: a mesh is wanted, as init_device_mesh() makes one, and this is a "
+            f"{type(given).__name__}"
+        )
+    return given
 
 
 def mesh_of_helpers(places: Sequence[int]) -> DeviceMesh:

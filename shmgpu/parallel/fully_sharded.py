@@ -15,7 +15,7 @@ from typing import Any
 from shmgpu.distributed.layout import Layout
 from shmgpu.distributed.placements import Placement, Replicate, Shard
 from shmgpu.nn.module import Module
-from shmgpu.parallel.device_mesh import DeviceMesh
+from shmgpu.parallel.device_mesh import DeviceMesh, checked_mesh
 from shmgpu.parallel.mixed_precision import MixedPrecisionPolicy
 from shmgpu.parallel.tensors import put
 from shmgpu.tensors.message import said
@@ -57,9 +57,9 @@ def fully_shard(
     Raises:
         ValueError: the mesh has several axes, the module was cut before, or it cannot be cut along
             the axis that ``shard_placement_fn`` names.
-        TypeError: ``shard_placement_fn`` gives something else.
+        TypeError: ``shard_placement_fn`` gives something else, or that is no mesh.
     """
-    if mesh.ndim != 1:
+    if checked_mesh(mesh, "fully_shard").ndim != 1:
         raise ValueError(
             f'fully_shard: {mesh} has {mesh.ndim} axes: choose one of them, as in mesh["data"]'
         )

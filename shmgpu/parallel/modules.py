@@ -16,7 +16,7 @@ from shmgpu.distributed.placements import Placement, Replicate, Shard
 from shmgpu.nn.layers import Embedding, Linear
 from shmgpu.nn.module import Module
 from shmgpu.parallel.constraints import constrain
-from shmgpu.parallel.device_mesh import DeviceMesh
+from shmgpu.parallel.device_mesh import DeviceMesh, checked_mesh
 from shmgpu.parallel.tensors import put
 from shmgpu.tensors.tensor import Tensor
 
@@ -244,9 +244,9 @@ def parallelize_module(
 
     Raises:
         ValueError: the mesh has several axes, or no layer has a name of the plan.
-        TypeError: a style does not know how to cut that layer.
+        TypeError: a style does not know how to cut that layer, or is none; or that is no mesh.
     """
-    if device_mesh.ndim != 1:
+    if checked_mesh(device_mesh, "parallelize_module").ndim != 1:
         raise ValueError(
             f"parallelize_module: {device_mesh} has {device_mesh.ndim} axes: choose one of them, "
             'as in mesh["tensor"]'
@@ -256,6 +256,11 @@ def parallelize_module(
         return module
     names = dict(module.named_modules())
     for pattern, style in parallelize_plan.items():
+        if not isinstance(style, ParallelStyle):
+            raise TypeError(
+                f"parallelize_module: {pattern!r} is to be cut by a style, such as "
+                f"ColwiseParallel(), not {style!r}"
+            )
         wanted = pattern.split(".")
         found = [
             layer

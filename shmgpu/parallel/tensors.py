@@ -16,7 +16,7 @@ from shmgpu.distributed.placements import LOCAL, Partial, Placement, Replicate, 
 from shmgpu.ops import redistribution
 from shmgpu.ops.graph import Node
 from shmgpu.parallel.crossing import hints_of, homes_of
-from shmgpu.parallel.device_mesh import DeviceMesh
+from shmgpu.parallel.device_mesh import DeviceMesh, checked_mesh
 from shmgpu.parallel.placer import meshes_of
 from shmgpu.tensors import current
 from shmgpu.tensors.grad_mode import no_grad
@@ -45,6 +45,7 @@ def distribute_tensor(
         ValueError: placements are not as many as axes, are partial, or name an axis that the
             tensor lacks.
     """
+    checked_mesh(device_mesh, "distribute_tensor")
     whole = tensor if isinstance(tensor, Tensor) else tensor_of(tensor)
     layout = device_mesh.layout(placements, whole.ndim, _before(whole, device_mesh))
     if any(isinstance(one, Partial) for one in device_mesh.placements_of(layout)):
@@ -124,6 +125,7 @@ def from_local(
     Raises:
         ValueError: the pieces do not make such a tensor.
     """
+    checked_mesh(device_mesh, "from_local")
     if not _is_local(local._node):
         raise ValueError(
             "from_local: the tensor is not in pieces of each member's own: take what to_local() "
@@ -227,7 +229,9 @@ class _Methods(Tensor):
         """
         if device_mesh is None:
             device_mesh = self.device_mesh
-        layout = device_mesh.layout(placements, self.ndim, _before(self, device_mesh))
+        layout = checked_mesh(device_mesh, "redistribute").layout(
+            placements, self.ndim, _before(self, device_mesh)
+        )
         return redistributed(self, layout)
 
     def full_tensor(self: Tensor) -> Tensor:

@@ -53,6 +53,10 @@ class CommDebugMode:
         if len(before) == lowered.mesh.size:
             self.nbytes = tuple(map(sum, zip(before, lowered.nbytes, strict=True)))
 
+    def __repr__(self) -> str:
+        told = ", ".join(f"{kind} {count}" for kind, count in self._counts.items())
+        return f"<CommDebugMode: {told or 'nothing so far'}>"
+
     def get_comm_counts(self) -> dict[str, int]:
         """How often they met, by the kind of meeting: ``"all_reduce"``, ``"all_gather"``, ..."""
         return dict(self._counts)

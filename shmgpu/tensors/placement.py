@@ -138,7 +138,8 @@ def _grow(means: runtime.Runtime, count: int) -> None:
 def _ask_for_more(endpoint: str, count: int, few: str) -> None:
     if not endpoint or endpoint.startswith("@"):
         raise ConfigError(
-            f"{few}only one of shmgpu up can have more later: start it with helpers={count}"
+            f"{few}one of init() or launch() has no more than it was started with: start it with "
+            f"helpers={count}"
         )
     try:
         control.scale(count, path=endpoint)

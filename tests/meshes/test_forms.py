@@ -24,7 +24,9 @@ from shmgpu.distributed import (
     constrain,
     distribute_tensor,
     explain,
+    from_local,
     fully_shard,
+    init_device_mesh,
     local_map,
     loss_parallel,
     parallelize,
@@ -110,6 +112,29 @@ def test_tensor_parallel_training_ends_where_one_helper_s_does(two, alone):
     np.testing.assert_allclose(net(gt.tensor(X)).numpy(), alone[0], rtol=1e-4, atol=1e-5)
     expect(trained(net, lambda: gt.tensor(X), lambda: gt.tensor(TARGET)), alone)
     assert net[0].up.weight.placements == (Shard(0),)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (
+            lambda mesh: init_device_mesh("cpu", 2),
+            r"is a tuple of lengths, as in \(2,\)",
+        ),
+        (lambda mesh: distribute_tensor(X, [Shard(0)]), "distribute_tensor: a mesh is wanted"),
+        (lambda mesh: gt.ones(4).redistribute((2,)), "redistribute: a mesh .* this is a tuple"),
+        (lambda mesh: constrain(gt.ones(4), "cpu", []), "constrain: a mesh is wanted"),
+        (lambda mesh: parallelize(len, 2, [None]), "parallelize: a mesh is wanted"),
+        (lambda mesh: local_map(len, [None], device_mesh=2), "local_map: a mesh is wanted"),
+        (lambda mesh: from_local(gt.ones(4), 2), "from_local: a mesh is wanted"),
+        (lambda mesh: fully_shard(model(), mesh=2), "fully_shard: a mesh is wanted"),
+        (lambda mesh: parallelize_module(model(), 2, {}), "parallelize_module: a mesh is wanted"),
+        (lambda mesh: parallelize_module(model(), mesh, {"0": "rows"}), "by a style, such as"),
+    ],
+)
+def test_what_is_no_mesh_or_no_style_is_said_to_be_none(two, call, sentence):
+    with pytest.raises(TypeError, match=sentence):
+        call(two.mesh(2))
 
 
 def test_a_parameter_that_nobody_put_anywhere_stays_whole(two):
