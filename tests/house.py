@@ -479,6 +479,7 @@ serve/frontend/openapi              child
 serve/frontend/pages                child
 serve/frontend/grpc_admission       child
 serve/frontend/grpc_access_log      child
+serve/frontend/grpc_fast_path       child
 serve/frontend/grpc_inference       child
 serve/frontend/grpc_server          child
 serve/worker                        child

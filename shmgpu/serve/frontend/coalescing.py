@@ -247,10 +247,11 @@ class Coalescer:
         call.keeper = self
         view = memoryview(buffer)
         answers: list[list[Any]] = [[prepared.first] for _ in range(count)]
-        for index, _, _ in prepared.template.wanted:
+        for (index, _, _), frame in zip(prepared.template.wanted, prepared.frames, strict=True):
             size = prepared.hint.specs[index].nbytes
             start = layout.offsets[index]
             for number, pieces in enumerate(answers):
+                pieces.append(frame)
                 pieces.append(view[start + number * size : start + (number + 1) * size])
         self._messages[count] = call, answers
         return call, answers

@@ -7,7 +7,8 @@ with memory for inputs and outputs that stay where they are in the arena, so tha
 nor the helper parses anything again. A request that arrives whole, matches an earlier one and finds
 a free slot costs a copy into the arena, one message, and a copy out.
 
-Owns the prepared requests and the arena memory that they hold. Never parses: bytes that it has not
+Owns the prepared requests and the arena memory that they hold, and those that HTTP's begin with;
+:mod:`shmgpu.serve.frontend.grpc_fast_path` has gRPC's. Never parses: bytes that it has not
 seen take the general path (:mod:`shmgpu.serve.scheduling.templates` knows where to find their
 tensors), and so does a call that ends otherwise than the last one did. What holds for a prepared
 request's bytes holds until the control table changes; then all of them are forgotten.
@@ -16,7 +17,7 @@ request's bytes holds until the control table changes; then all of them are forg
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,7 @@ class PreparedRequest:
 
     Attributes:
         first: the answer's bytes before the outputs': head and JSON.
+        frames: what stands before each output's bytes.
         parts: where each output's bytes begin and end in a call's output buffer.
         inputs: where each input's bytes begin and end behind the JSON.
         ready: the free slots.
@@ -63,6 +65,7 @@ class PreparedRequest:
         "coalescer_count",
         "coalescers",
         "first",
+        "frames",
         "hint",
         "inputs",
         "parts",
@@ -96,7 +99,8 @@ class PreparedRequest:
             for _, dtype, shape, offset in template.pieces
         ]
         self.parts: list[tuple[int, int]] = []
-        self.first: bytes  # of an answer: its head, and what comes before outputs
+        self.first = b""
+        self.frames: list[bytes] = []
         self.ready: list[RequestSlot] = []
         self.slots = 0
         self.hint: Any = None
@@ -104,6 +108,35 @@ class PreparedRequest:
         self.coalescer: Coalescer | None = None
         self.coalescers: list[Coalescer] = []
         self.coalescer_count = 0
+
+    def learn(self, first: bytes, frames: Sequence[bytes], outputs: Sequence[Any]) -> bool:
+        """Take the first answer, of which later ones are copies but for the outputs' bytes.
+
+        Args:
+            first: what comes before the outputs.
+            frames: what stands before each of them.
+            outputs: their bytes.
+
+        Returns:
+            Whether answers are alike, and small.
+        """
+        hint = self.plan.hint
+        if hint is None or self.plan.fixed or hint.tree.value_count:
+            return False
+        if not self.is_current() or len(hint.specs) != len(self.served.outputs):
+            return False
+        self.parts = []
+        for index, _, _ in self.template.wanted:
+            start = hint.offsets[index]
+            self.parts.append((start, start + hint.specs[index].nbytes))
+        sizes = [end - start for start, end in self.parts]
+        if sizes != [len(one) for one in outputs]:
+            return False
+        self.first, self.frames, self.hint = first, list(frames), hint
+        if sum(map(len, (first, *frames))) + sum(sizes) > MOST_ANSWER:
+            return False
+        self.capacity = requests_together(self)
+        return True
 
     def is_current(self) -> bool:
         """Whether results still look as they did; a plan may learn that they differ."""
@@ -154,8 +187,9 @@ class RequestSlot(Pending):
         block.set_output(block.output_bytes, output, address)
         block.keep = args
         block.keeper = self
-        outputs = (memoryview(output)[start:end] for start, end in prepared.parts)
-        self.pieces: list[bytes | memoryview] = [prepared.first, *outputs]
+        self.pieces: list[bytes | memoryview] = [prepared.first]
+        for frame, (start, end) in zip(prepared.frames, prepared.parts, strict=True):
+            self.pieces += [frame, memoryview(output)[start:end]]
         self.block = block
         self.prepared = prepared
         super().__init__(
@@ -215,76 +249,56 @@ class Candidate:
 
     def answered(self, answer: list[Any]) -> None:
         """Take the answer's body: its JSON, then the outputs."""
-        prepared, plan = self._prepared, self._prepared.plan
-        hint = plan.hint
-        if hint is None or plan.fixed or hint.tree.value_count:
-            return  # results are not alike
-        if not prepared.is_current() or len(hint.specs) != len(prepared.served.outputs):
-            return
-        for index, _, _ in prepared.template.wanted:
-            start = hint.offsets[index]
-            prepared.parts.append((start, start + hint.specs[index].nbytes))
-        sizes = [end - start for start, end in prepared.parts]
-        total = len(answer[0]) + sum(sizes)
-        if sizes != [len(part) for part in answer[1:]] or total > MOST_ANSWER:
-            return
-        prepared.first = head_of(200, total, *binary_headers(len(answer[0]))) + answer[0]
-        prepared.hint = hint
-        prepared.capacity = requests_together(prepared)
-        self._fast_path.open(self._head, self._json, prepared)
+        json, *outputs = answer
+        head = head_of(200, sum(map(len, answer)), *binary_headers(len(json)))
+        if self._prepared.learn(head + json, [b""] * len(outputs), outputs):
+            self._fast_path.open(self._head, self._json, self._prepared)
 
 
-class FastPath:
-    """The prepared requests of one worker.
+class PreparedRequests:
+    """How requests start that have a prepared one: what each front end's fast path has.
 
     Args:
-        calls: its inferences.
+        calls: the worker's inferences.
         catalog: of models.
-        scratch: what its connections receive into.
         answering: what takes a known request's outcome, in general.
     """
 
     def __init__(
-        self,
-        calls: Calls,
-        catalog: Catalog,
-        scratch: memoryview,
-        answering: Callable[[Request], Outcome],
+        self, calls: Calls, catalog: Catalog, answering: Callable[[Request], Outcome]
     ) -> None:
         self._calls = calls
         self._accounting = calls.accounting
         self._catalog = catalog
         self._table = catalog.table
         self._answering = answering
-        self._view = scratch
-        self._find = scratch.obj.find  # type: ignore[attr-defined]
-        # By a request's head: bytes of the body, of its JSON, and the prepared requests by JSON.
-        self._heads: dict[bytes, tuple[int, int, dict[bytes, PreparedRequest]]] = {}
-        self._count = 0
-        self._version = -1
+        self._version = -1  # of the table that all of them are true of
         calls.port.arena.reclaimers.append(self.forget)
 
-    def take(self, connection: Connection, count: int) -> bool:
-        """Start the request that begins the scratch buffer; False: it takes the general path."""
-        view = self._view
-        end = self._find(END, 0, count) + 4
-        known = self._heads.get(view[:end].tobytes())
-        if known is None:
-            return False
-        length, header_length, by_json = known
-        middle = end + header_length
-        if count != end + length:
-            return False
-        key = view[end:middle].tobytes()
-        prepared = by_json.get(key)
-        calls, accounting = self._calls, self._accounting
-        if prepared is None or accounting.pending >= accounting.most_pending:
+    def forget(self) -> bool:
+        """Forget all, and free their arena memory; whether there were any."""
+        raise NotImplementedError
+
+    def _may_start(self, prepared: PreparedRequest) -> bool:
+        """Whether the limits and the table allow it."""
+        accounting = self._accounting
+        if accounting.pending >= accounting.most_pending:
             return False
         if prepared.queue.most and accounting.is_full(prepared.queue):
             return False
         if self._version != self._table.version:
             self.forget()
             return False
+        return True
+
+    def _start(
+        self, prepared: PreparedRequest, connection: Any, view: memoryview, middle: int
+    ) -> bool:
+        """Start a request whose tensors begin at ``middle``; False: there is no room for it.
+
+        ``connection``: has the request in ``waiting``, and is told by ``reply_whole``.
+        """
+        calls, accounting = self._calls, self._accounting
         started_ns = _now()
         if prepared.capacity and accounting.pending:
             coalescer = prepared.coalescer or self._coalescer(prepared)
@@ -295,7 +309,7 @@ class FastPath:
         if prepared.ready:
             slot = prepared.ready.pop()
         else:
-            made = self._slot(prepared, by_json, key)
+            made = self._slot(prepared)
             if made is None:
                 return False
             slot = made
@@ -315,13 +329,8 @@ class FastPath:
         calls.port.resend(slot.call)
         return True
 
-    def _slot(
-        self, prepared: PreparedRequest, by_json: dict[bytes, PreparedRequest], key: bytes
-    ) -> RequestSlot | None:
-        if not prepared.is_current():
-            del by_json[key]
-            return None
-        if prepared.slots >= MOST_SLOTS:
+    def _slot(self, prepared: PreparedRequest) -> RequestSlot | None:
+        if not prepared.is_current() or prepared.slots >= MOST_SLOTS:
             return None
         try:
             slot = RequestSlot(prepared, self._calls, self._answering)
@@ -346,16 +355,12 @@ class FastPath:
         self._calls.loop.call_soon(coalescer.send)
         return coalescer
 
-    def candidate(self, request: Request, pending: Pending) -> Candidate | None:
-        """What may become a prepared request: a known one, just started, that begins the buffer."""
-        connection, ticket = request.connection, pending.call
-        call = None if ticket is None else ticket.call
-        count, header_length = connection.came, request.header_length or 0
-        if not count or call is None or len(connection.waiting) != 1:
+    def _prepared(self, pending: Pending) -> PreparedRequest | None:
+        """Of a known request that was just started; None: later ones are not alike enough."""
+        call, template = None if pending.call is None else pending.call.call, pending.template
+        if call is None or template is None or template.uses_regions:
             return None
-        if pending.template is None or pending.template.uses_regions:
-            return None
-        if len(pending.template.pieces) < len(pending.served.inputs):  # an optional one is omitted
+        if len(template.pieces) < len(pending.served.inputs):  # an optional one is omitted
             return None
         if pending.served.sequence or pending.digest or self._calls.spans is not None:
             return None
@@ -363,8 +368,60 @@ class FastPath:
             return None
         if pending.queue.delays:  # its message may be taken back and sent again
             return None
+        timeout = self._calls.timeout_of(pending.served, pending.request)
+        return PreparedRequest(pending, call, timeout, self._catalog.version)
+
+
+class FastPath(PreparedRequests):
+    """The prepared requests of one worker over HTTP.
+
+    Args:
+        calls, catalog, answering: of :class:`PreparedRequests`.
+        scratch: what the worker's connections receive into.
+    """
+
+    def __init__(
+        self,
+        calls: Calls,
+        catalog: Catalog,
+        scratch: memoryview,
+        answering: Callable[[Request], Outcome],
+    ) -> None:
+        super().__init__(calls, catalog, answering)
+        self._view = scratch
+        self._find = scratch.obj.find  # type: ignore[attr-defined]
+        # By a request's head: bytes of the body, of its JSON, and the prepared requests by JSON.
+        self._heads: dict[bytes, tuple[int, int, dict[bytes, PreparedRequest]]] = {}
+        self._count = 0
+
+    def take(self, connection: Connection, count: int) -> bool:
+        """Start the request that begins the scratch buffer; False: it takes the general path."""
+        view = self._view
         end = self._find(END, 0, count) + 4
-        headers = request.headers
+        known = self._heads.get(view[:end].tobytes())
+        if known is None:
+            return False
+        length, header_length, by_json = known
+        middle = end + header_length
+        if count != end + length:
+            return False
+        key = view[end:middle].tobytes()
+        prepared = by_json.get(key)
+        if prepared is None or not self._may_start(prepared):
+            return False
+        if self._start(prepared, connection, view, middle):
+            return True
+        if not prepared.is_current():
+            del by_json[key]
+        return False
+
+    def candidate(self, request: Request, pending: Pending) -> Candidate | None:
+        """What may become a prepared request: a known one, just started, that begins the buffer."""
+        connection, headers = request.connection, request.headers
+        count, header_length = connection.came, request.header_length or 0
+        if not count or len(connection.waiting) != 1:
+            return None
+        end = self._find(END, 0, count) + 4
         if count != end + request.length or end > MOST_HEAD or not request.keep_alive:
             return None
         if request.is_old:  # it must be told that its connection stays
@@ -373,8 +430,9 @@ class FastPath:
             return None
         if b"identity" != headers.get(b"accept-encoding", b"identity"):  # it may be compressed
             return None
-        timeout = self._calls.timeout_of(pending.served, pending.request)
-        prepared = PreparedRequest(pending, call, timeout, self._catalog.version)
+        prepared = self._prepared(pending)
+        if prepared is None:
+            return None
         middle = end + header_length
         return Candidate(
             self, self._view[:end].tobytes(), self._view[end:middle].tobytes(), prepared

@@ -12,7 +12,7 @@ import contextlib
 import functools
 import time
 import traceback
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from shmgpu.serve.frontend.grpc_admission import (
     UnreadAnswer,
     inflated,
 )
+from shmgpu.serve.frontend.grpc_fast_path import GrpcFastPath, KnownMessage
 from shmgpu.serve.frontend.routes import Front
 from shmgpu.serve.protocol import grpc_codec
 from shmgpu.serve.protocol.grpc_codec import MESSAGES
@@ -58,7 +59,16 @@ Hold = Callable[[int], UnreadAnswer]  # an answer of so many bytes, until it is 
 
 
 class _Asked:
-    """One inference of a client's: the call that is out, and what is to become of its answer."""
+    """One inference of a client's: the call that is out, and what is to become of its answer.
+
+    Args:
+        front: of the worker.
+        hold: what an answer's memory is counted by.
+        data: the message.
+        parameters: of the answer, in a stream.
+        traceparent: the client's span.
+        fast_path: learns of the message; None: a stream's is not learned.
+    """
 
     def __init__(
         self,
@@ -67,15 +77,26 @@ class _Asked:
         data: bytes,
         parameters: dict[str, Any] | None = None,
         traceparent: bytes = b"",
+        fast_path: GrpcFastPath | None = None,
     ) -> None:
         started_ns = _now()
         self.unread: UnreadAnswer | None = None  # once it is answered
         self.answered: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self.pending: Pending | None = None
         self.id = ""
+        self._hold = hold
         served: ServedModel | None = None
         named = "", "", ""
         try:
+            known = None if fast_path is None else fast_path.find(data)
+            if fast_path is not None and known is not None:
+                served, self.id = known.served, known.template.request.id
+                named = served.name, served.version, self.id
+                pending = self._start_known(front, fast_path, known, data, started_ns)
+                if pending is not None:
+                    self.pending = pending
+                    pending.traceparent = traceparent
+                    return
             message, raw = grpc_codec.split_request(data, front.limits)
             self.id = message.id
             named = message.model_name, message.model_version, message.id
@@ -86,10 +107,7 @@ class _Asked:
                 if self.answered.cancelled():
                     return
                 if response is None:
-                    assert error is not None
-                    if isinstance(error, ProtocolError):
-                        forget(error)  # it may wait for long, and its frames have the answer
-                    self.answered.set_exception(error)
+                    self._failed(error)
                     return
                 buffers = grpc_codec.build_infer(
                     served.name,
@@ -100,15 +118,54 @@ class _Asked:
                 )
                 if parameters:
                     buffers = grpc_codec.in_stream(buffers)
-                answer = b"".join(buffers)
-                self.unread = hold(len(answer))
-                self.answered.set_result(answer)
+                self._answer(buffers)
 
             self.pending = front.calls.start(served, request, started_ns, outcome)
             self.pending.traceparent = traceparent
+            if fast_path is not None:
+                fast_path.remember(served, request, self.pending, data)
         except Exception as error:
             front.calls.refused(served, started_ns, traceparent, named, error)
             raise
+
+    def _start_known(
+        self,
+        front: Front,
+        fast_path: GrpcFastPath,
+        known: KnownMessage,
+        data: bytes,
+        started_ns: int,
+    ) -> Pending | None:
+        """Hand over a message like an earlier one, which is not read; None: it must be."""
+        args = known.template.arguments(memoryview(data), front.catalog.version)
+        if args is None:
+            return None
+        learns: Callable[[list[Any]], None] | None = None
+
+        def outcome(answer: Any, error: BaseException | None) -> None:
+            if self.answered.cancelled():
+                return
+            if error is not None:
+                self._failed(error)
+                return
+            self._answer(answer[0])
+            if learns is not None:
+                learns(answer[0])
+
+        pending = front.calls.start_known(known.served, known.template, args, started_ns, outcome)
+        learns = fast_path.candidate(known, pending)
+        return pending
+
+    def _answer(self, buffers: Sequence[Any]) -> None:
+        answer = b"".join(buffers)
+        self.unread = self._hold(len(answer))
+        self.answered.set_result(answer)
+
+    def _failed(self, error: BaseException | None) -> None:
+        assert error is not None
+        if isinstance(error, ProtocolError):
+            forget(error)  # it may wait for long, and its frames have the answer
+        self.answered.set_exception(error)
 
     async def answer(self) -> bytes:
         """The answer's bytes; the call is given up when nobody waits for them any more."""
@@ -206,14 +263,23 @@ async def _sent(answer: bytes, unread: UnreadAnswer) -> AsyncGenerator[bytes, No
         unread.close()
 
 
-async def infer(front: Front, memory: MessageMemory, data: bytes, context: Any) -> bytes:
+async def infer(
+    front: Front, memory: MessageMemory, fast_path: GrpcFastPath, data: bytes, context: Any
+) -> bytes:
     """One request, one answer."""
     try:
         hold = functools.partial(memory.hold, peer=context.peer())
-        asked = _Asked(front, hold, data, traceparent=traceparent_of(front, context))
-        answer = await asked.answer()
-        assert asked.unread is not None
-        context.add_done_callback(asked.unread.close)
+        quick = fast_path.take(data)
+        if quick is not None:
+            answer = await quick.answer()
+            unread = hold(len(answer))
+        else:
+            traceparent = traceparent_of(front, context)
+            asked = _Asked(front, hold, data, None, traceparent, fast_path)
+            answer = await asked.answer()
+            assert asked.unread is not None
+            unread = asked.unread
+        context.add_done_callback(unread.close)
         return answer
     except Exception as error:
         failed = told_of(error)

@@ -25,6 +25,7 @@ from shmgpu.serve.frontend.access_log import AccessLog
 from shmgpu.serve.frontend.aside import LONG_BYTES
 from shmgpu.serve.frontend.grpc_access_log import LoggedCalls
 from shmgpu.serve.frontend.grpc_admission import Admission, MessageMemory
+from shmgpu.serve.frontend.grpc_fast_path import GrpcFastPath
 from shmgpu.serve.frontend.grpc_inference import CODES, infer, infer_in_stream, inflate, told_of
 from shmgpu.serve.frontend.routes import NO_PARAMETERS, NO_TOKEN, Front, bears, check_control
 from shmgpu.serve.protocol.grpc_codec import MESSAGES, SERVICE
@@ -244,12 +245,13 @@ def handlers(front: Front, memory: MessageMemory) -> Admission:
             async for answer in answers:
                 yield answer
 
+    fast_path = GrpcFastPath(front.calls, front.catalog)
     prefix = f"/{SERVICE.full_name}/"
     answers = {prefix + name: _answering(front, name) for name in ANSWERS}
     open_calls = {prefix + name: answers.pop(prefix + name) for name in OPEN_TO_ALL}
     return Admission(
         open_calls,
-        {f"{prefix}ModelInfer": functools.partial(infer, front, memory)},
+        {f"{prefix}ModelInfer": functools.partial(infer, front, memory, fast_path)},
         answers,
         {f"{prefix}ModelStreamInfer": grpc.stream_stream_rpc_method_handler(many)},
         functools.partial(bears, token=front.token) if front.token else None,

@@ -2,15 +2,16 @@
 
 Owns what is remembered of such a request, by its JSON header: where its tensors lie, which is all
 that the next one needs; and the JSON header of its answers, by their shapes. Of a request without
-one, whose body is the model's only input, the number of bytes stands for it. A client that sends
-one model the same shapes writes the same header each time, and parsing it again would cost more
-than everything else that a worker does. Never sends a call.
+one, whose body is the model's only input, the number of bytes stands for it. Over gRPC, what comes
+before the tensors is the header. A client that sends one model the same shapes writes the same
+header each time, and parsing it again would cost more than everything else that a worker does.
+Never sends a call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -83,7 +84,7 @@ class RequestTemplate:
             (indices[name], served.outputs[indices[name]].storage, name in in_region)
             for name in names
         ]
-        self._answers: dict[Any, tuple[bytes, int | None]] = {}
+        self._answers: dict[Any, tuple[Any, int | None]] = {}
 
     def arguments(self, body: memoryview, version: int) -> tuple[Any, ...] | None:
         """What the call carries; None where the header does not say it any more.
@@ -120,12 +121,20 @@ class RequestTemplate:
         key = tuple(shapes)
         known = self._answers.get(key)
         if known is not None:
-            head, header_length = known
-            return [head, *tail], header_length
+            kept, header_length = known
+            return self.filled(kept, tail), header_length
         buffers, header_length = self._general(served, response())
         if len(self._answers) < MOST_SHAPES:
-            self._answers[key] = buffers[0], header_length
+            self._answers[key] = self.emptied(buffers), header_length
         return buffers, header_length
+
+    def emptied(self, buffers: list[Any]) -> Any:
+        """What is kept of an answer's body for those of the same shapes."""
+        return buffers[0]
+
+    def filled(self, kept: Any, tail: list[Any]) -> list[Any]:
+        """A body of that kind, with the outputs' bytes."""
+        return [kept, *tail]
 
     def _general(self, served: ServedModel, response: InferResponse) -> Answer:
         buffers, header_length = http_codec.build_infer(
@@ -165,25 +174,67 @@ def remember(
         body: all of the request.
         version: of the control table, as it was when regions were looked up.
     """
-    if served.prepare is not None or served.steps is not None:
-        return
-    pieces = []
     begin = offset = 0 if isinstance(key, int) else len(key)
+    places = []
+    for data in in_body(request):
+        places.append(offset)
+        offset += 0 if data is None else data.nbytes
+    if offset != len(body) or not _all_binary(served, request):
+        return
+    made = template_of(RequestTemplate, served, request, args, places, offset, version)
+    if made is None or any((place - begin) % dtype.itemsize for _, dtype, _, place in made.pieces):
+        return
+    if len(served.templates) >= MOST_HEADERS:
+        served.templates.clear()
+    served.templates[key] = made
+
+
+def in_body(request: InferRequest) -> list[memoryview | None]:
+    """The bytes of each input that lies in no region; None where JSON gave its elements."""
+    return [
+        one.data if isinstance(one.data, memoryview) else None
+        for one in request.inputs
+        if one.shm is None
+    ]
+
+
+Template = TypeVar("Template", bound=RequestTemplate)
+
+
+def template_of(
+    kind: type[Template],
+    served: ServedModel,
+    request: InferRequest,
+    args: tuple[Any, ...],
+    places: Sequence[int],
+    total: int,
+    version: int,
+) -> Template | None:
+    """A template of a request that was read in full; None where the next one must be read, too.
+
+    Args:
+        kind: how answers are written.
+        served: the model.
+        request: what was read.
+        args: what its call carried.
+        places: where the inputs that lie in no region begin in the request's bytes.
+        total: how many bytes those are.
+        version: of the control table.
+    """
+    if served.prepare is not None or served.steps is not None:
+        return None
+    pieces = []
     first = len(args) - len(served.inputs)  # before the inputs: the number, and where outputs go
-    for one in request.inputs:
-        if one.shm is not None:
-            continue
+    given = [one for one in request.inputs if one.shm is None]
+    for one, offset in zip(given, places, strict=True):
         index = served.input_index[one.name]
         datatype = served.inputs[index]
         # Elements of these are looked at one by one; those of JSON are not in the body.
         if datatype.kind in ("bool", "bytes") or not isinstance(one.data, memoryview):
-            return
-        if (offset - begin) % datatype.itemsize or not one.data.nbytes:
-            return
+            return None
+        if not one.data.nbytes:
+            return None
         pieces.append((index + first, datatype.storage, tuple(one.shape), offset))
-        offset += one.data.nbytes
-    if offset != len(body) or not _all_binary(served, request):
-        return
     kept_args = list(args)
     for index, *_ in pieces:
         kept_args[index] = None
@@ -191,11 +242,7 @@ def remember(
     kept = InferRequest(
         **{name: getattr(request, name) for name in request.__slots__ if name != "inputs"}
     )
-    if len(served.templates) >= MOST_HEADERS:
-        served.templates.clear()
-    served.templates[key] = RequestTemplate(
-        served, kept, kept_args, pieces, offset, rows, version, uses_regions(request)
-    )
+    return kind(served, kept, kept_args, pieces, total, rows, version, uses_regions(request))
 
 
 def uses_regions(request: InferRequest) -> bool:
