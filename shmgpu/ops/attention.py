@@ -9,11 +9,12 @@ import math
 
 from shmgpu.ops.activations import dropout, softmax
 from shmgpu.ops.creation import full
-from shmgpu.ops.elementwise import add, mul, where
+from shmgpu.ops.elementwise import add, eq, mul, where
 from shmgpu.ops.graph import Node
 from shmgpu.ops.linear import matmul
 from shmgpu.ops.promotion import bool_
 from shmgpu.ops.rearranging import triu
+from shmgpu.ops.reductions import amax
 from shmgpu.ops.shaping import reshape, transpose, unsqueeze
 from shmgpu.ops.stretching import expand
 
@@ -37,7 +38,7 @@ def scaled_dot_product_attention(
         key: (..., S, E).
         value: (..., S, V).
         attn_mask: broadcast to (..., L, S): True for pairs to attend to, or floats that are added
-            before the softmax.
+            before the softmax. A row of False or of minus infinities gives zeros.
         dropout_p: probability with which a weight is dropped.
         is_causal: no position attends to a later one.
         scale: 1 / sqrt(E) by default.
@@ -73,8 +74,14 @@ def scaled_dot_product_attention(
         # A row that may look nowhere gets nothing.
         weights = softmax(where(attn_mask, scores, -math.inf), -1)
         weights = where(attn_mask, weights, 0.0)
-    else:
+    elif not k[-2]:
         weights = softmax(add(scores, attn_mask), -1)
+    else:
+        # So does one whose mask is minus infinity everywhere; its softmax would be NaN.
+        is_lost = eq(amax(attn_mask, -1, True), -math.inf)
+        weights = softmax(add(scores, where(is_lost, 0.0, attn_mask)), -1)
+        found = matmul(dropout(weights, dropout_p), value)
+        return where(is_lost, 0.0, found)
     return matmul(dropout(weights, dropout_p), value)
 
 

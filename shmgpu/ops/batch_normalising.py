@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 from shmgpu.ops import graph
 from shmgpu.ops.casting import cast
 from shmgpu.ops.creation import full
-from shmgpu.ops.elementwise import abs, add, div, maximum, mul, pow, rsqrt, sqrt, sub
+from shmgpu.ops.elementwise import add, clamp, div, mul, rsqrt, sub
+from shmgpu.ops.formulas import norm
 from shmgpu.ops.graph import Node, Op, Params, Spec, apply, spec_of
 from shmgpu.ops.normalising import layer_norm
 from shmgpu.ops.promotion import as_node, float32, is_float
@@ -380,9 +381,11 @@ EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float
 
 
 def normalize(x: Node, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Node:
-    """Vectors along an axis divided by their p-norms, which count as ``eps`` at least."""
-    if p == 2:
-        norm = sqrt(sum(mul(x, x), dim, True))
-    else:
-        norm = pow(sum(pow(abs(x), p), dim, True), 1 / p)
-    return div(x, maximum(norm, eps))
+    """Vectors along an axis divided by their p-norms, which count as ``eps`` at least.
+
+    ``p`` is as for :func:`shmgpu.norm`: a number, or infinity.
+
+    Raises:
+        TypeError: the tensor is not of floats.
+    """
+    return div(x, clamp(norm(x, p, dim, True), eps))

@@ -11,6 +11,7 @@ from shmgpu.ops.activations import softplus
 from shmgpu.ops.elementwise import (
     abs,
     add,
+    clamp,
     div,
     eq,
     exp,
@@ -22,7 +23,6 @@ from shmgpu.ops.elementwise import (
     minimum,
     mul,
     neg,
-    pow,
     sqrt,
     sub,
     where,
@@ -110,7 +110,7 @@ def cosine_embedding_loss(
     """
     cosine = cosine_similarity(input1, input2, -1, 1e-6)
     alike = where(eq(target, 1), sub(1.0, cosine), 0.0)
-    unlike = where(eq(target, -1), maximum(sub(cosine, margin), 0.0), 0.0)
+    unlike = where(eq(target, -1), clamp(sub(cosine, margin), 0.0), 0.0)
     return reduced_by(add(alike, unlike), reduction)
 
 
@@ -119,7 +119,7 @@ def margin_ranking_loss(
 ) -> Node:
     """max(0, margin - target * (input1 - input2)), with targets 1 and -1."""
     missing = add(mul(neg(target), sub(input1, input2)), margin)
-    return reduced_by(maximum(missing, 0.0), reduction)
+    return reduced_by(clamp(missing, 0.0), reduction)
 
 
 def hinge_embedding_loss(
@@ -127,7 +127,7 @@ def hinge_embedding_loss(
 ) -> Node:
     """The distance where the target is 1; max(0, margin - distance) where it is -1."""
     alike = where(eq(target, 1), input, 0.0)
-    unlike = where(eq(target, -1), maximum(sub(margin, input), 0.0), 0.0)
+    unlike = where(eq(target, -1), clamp(sub(margin, input), 0.0), 0.0)
     return reduced_by(add(alike, unlike), reduction)
 
 
@@ -140,10 +140,7 @@ def pairwise_distance(
     x1: Node, x2: Node, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
 ) -> Node:
     """The p-norm of the difference along the last axis, to which ``eps`` is added."""
-    apart = add(sub(x1, x2), eps)
-    if p == 2:
-        return sqrt(sum(mul(apart, apart), -1, keepdim))
-    return pow(sum(pow(abs(apart), p), -1, keepdim), 1 / p)
+    return norm(add(sub(x1, x2), eps), p, -1, keepdim)
 
 
 def cdist(x1: Node, x2: Node, p: float = 2.0) -> Node:
@@ -180,7 +177,7 @@ def triplet_margin_loss(
     )
     if swap:
         far = minimum(far, pairwise_distance(positive, negative, p, eps))
-    return reduced_by(maximum(add(sub(near, far), margin), 0.0), reduction)
+    return reduced_by(clamp(add(sub(near, far), margin), 0.0), reduction)
 
 
 def poisson_nll_loss(

@@ -125,17 +125,18 @@ POW = row(
     saves="io",
     bools=False,
 )
+BOUND = ("bound",)  # params of a maximum or minimum whose second operand limits the first
 MAXIMUM = row(
     "maximum",
-    lambda g, n: mul(g, _share(n.inputs[0], n.inputs[1])),
-    lambda g, n: mul(g, _share(n.inputs[1], n.inputs[0])),
+    lambda g, n: _where(ge, g, n) if n.params else mul(g, _share(n.inputs[0], n.inputs[1])),
+    lambda g, n: _where(lt, g, n) if n.params else mul(g, _share(n.inputs[1], n.inputs[0])),
     saves="i",
     numbers=(),
 )
 MINIMUM = row(
     "minimum",
-    lambda g, n: mul(g, _share(n.inputs[1], n.inputs[0])),
-    lambda g, n: mul(g, _share(n.inputs[0], n.inputs[1])),
+    lambda g, n: _where(le, g, n) if n.params else mul(g, _share(n.inputs[1], n.inputs[0])),
+    lambda g, n: _where(gt, g, n) if n.params else mul(g, _share(n.inputs[0], n.inputs[1])),
     saves="i",
     numbers=(),
 )
@@ -154,6 +155,11 @@ def _share(a: Node, b: Node) -> Node:
     """1 where a is above b or one of them is NaN, half where they are equal, else 0."""
     dtype = a.spec.dtype
     return sub(1, mul(add(cast(lt(a, b), dtype), cast(le(a, b), dtype)), 0.5))
+
+
+def _where(compare: Any, g: Node, n: Node) -> Node:
+    """All of the gradient where the operands compare so, and nothing elsewhere or at NaN."""
+    return where(compare(*n.inputs), g, 0)
 
 
 def _numpy_add_scaled(np: Any, specs: Any, params: Any, out: Any) -> Any:
@@ -702,6 +708,8 @@ CLAMP = Op(
 def clamp(x: Node, min: Operand | None = None, max: Operand | None = None) -> Node:
     """Elements limited to the range from ``min`` to ``max``, each a number or a tensor.
 
+    An element that equals a bound has the whole gradient, as in PyTorch.
+
     Raises:
         ValueError: neither is given.
     """
@@ -714,5 +722,5 @@ def clamp(x: Node, min: Operand | None = None, max: Operand | None = None) -> No
     dtype = result_type([x, *bounds])
     out = as_node(x, dtype)
     if min is not None:
-        out = maximum(out, min)
-    return out if max is None else minimum(out, max)
+        out = apply(MAXIMUM, together(out, min), BOUND)
+    return out if max is None else apply(MINIMUM, together(out, max), BOUND)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from shmgpu.ops import elementwise as e
-from shmgpu.ops import reductions, rules
+from shmgpu.ops import graph, reductions, rules
 from shmgpu.ops.arranging import diagonal
 from shmgpu.ops.casting import cast
 from shmgpu.ops.creation import full
@@ -139,10 +139,21 @@ def norm(x: Node, p: float | str = 2, dim: Dim = None, keepdim: bool = False) ->
         return sum(cast(e.ne(x, 0), x.spec.dtype), dim, keepdim)
     if p == 1:
         return sum(e.abs(x), dim, keepdim)
-    total = sum(e.mul(x, x) if p == 2 else e.pow(e.abs(x), p), dim, keepdim)
+    total = sum(_powers(x, p), dim, keepdim)
     is_flat = e.eq(total, 0)  # where the gradient is 0, as in torch
     whole = e.where(is_flat, 1.0, total)
     return e.where(is_flat, 0.0, e.sqrt(whole) if p == 2 else e.pow(whole, 1 / p))
+
+
+def _powers(x: Node, p: float) -> Node:
+    """``abs(x) ** p``; where its slope at 0 is infinite, the gradient there is 0, as in torch."""
+    if p == 2:
+        return e.mul(x, x)
+    if p > 1:
+        return e.pow(e.abs(x), p)
+    is_zero = e.eq(x, 0)
+    powers = e.pow(e.abs(e.where(is_zero, 1.0, x)), p)
+    return e.where(is_zero, 0.0 if p > 0 else math.inf, powers)
 
 
 def var_mean(
@@ -179,14 +190,16 @@ def aminmax(x: Node, *, dim: int | None = None, keepdim: bool = False) -> Extrem
 def median(x: Node, dim: int | None = None, keepdim: bool = False) -> Node | Found:
     """The middle element, the lower of two; over one axis (values, indices).
 
-    NaN if an element is.
+    NaN if an element is. Over all, elements that equal it share the gradient.
     """
     if dim is None:
         if 0 in x.spec.shape:
             return full((), math.nan, x.spec.dtype)
         flat = reshape(x, (-1,))
-        found = _middle(flat, 0)
-        return reshape(_or_nan(flat, found.values, 0), ())
+        values = _middle(flat, 0).values
+        if x.needs_grad and graph.grad_mode.enabled:
+            values = reductions.amax(e.where(e.eq(flat, values), flat, -math.inf), 0, True)
+        return reshape(_or_nan(flat, values, 0), ())
     axis = rules.axis_of(dim, len(x.spec.shape), "median")
     found = _middle(x, axis)
     found = Found(_or_nan(x, found.values, axis), found.indices)

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from shmgpu.ops import graph, ordering
 from shmgpu.ops.casting import cast
 from shmgpu.ops.creation import arange
 from shmgpu.ops.elementwise import floor, mul
@@ -38,9 +39,14 @@ def _sizes(x: Node, output_size: Any, places: int, name: str) -> list[int]:
 
 
 def _adapted(x: Node, output_size: Any, places: int, name: str, reduce: Reduce) -> Node:
-    """One axis after the other: the windows are the same all along the other one."""
-    ndim = len(x.spec.shape)
-    for axis, size in enumerate(_sizes(x, output_size, places, name), ndim - places):
+    """One axis after the other: the windows are the same all along the other one.
+
+    Windows are reduced along columns first, so that of equal elements the first of the first row
+    is found, as in torch.
+    """
+    axes = range(len(x.spec.shape) - places, len(x.spec.shape))
+    sizes = _sizes(x, output_size, places, name)
+    for axis, size in reversed(list(zip(axes, sizes, strict=True))):
         shape = x.spec.shape
         length = shape[axis]
         if length % size == 0:
@@ -77,14 +83,23 @@ def adaptive_avg_pool2d(input: Node, output_size: Any) -> Node:
     return _adapted(input, output_size, 2, name, mean)
 
 
+def _first_largest(x: Node, dim: int, keepdim: bool) -> Node:
+    """With the gradient to the first of equal ones."""
+    if not (x.needs_grad and graph.grad_mode.enabled):
+        return amax(x, dim, keepdim)
+    found = ordering.max(x, dim, keepdim)
+    assert isinstance(found, ordering.Found)
+    return found.values
+
+
 def adaptive_max_pool1d(input: Node, output_size: Any) -> Node:
     """As :func:`adaptive_avg_pool1d`, with the largest element of each window."""
-    return _adapted(input, output_size, 1, "adaptive_max_pool1d", amax)
+    return _adapted(input, output_size, 1, "adaptive_max_pool1d", _first_largest)
 
 
 def adaptive_max_pool2d(input: Node, output_size: Any) -> Node:
     """As :func:`adaptive_avg_pool2d`, with the largest element of each window."""
-    return _adapted(input, output_size, 2, "adaptive_max_pool2d", amax)
+    return _adapted(input, output_size, 2, "adaptive_max_pool2d", _first_largest)
 
 
 def interpolate(

@@ -102,6 +102,7 @@ def test_cells_are_torchs(engine):
 CAUSAL = np.triu(np.ones((4, 4), bool), 1)
 ADDED = RNG.normal(size=(4, 4)).astype("float32")
 PADDED = np.array([[False, False, False, True], [False, True, False, False]])
+ONE_EMPTY, ALL_EMPTY = PADDED | [[True], [False]], PADDED | True
 
 
 def test_attention_of_several_heads_is_torchs(engine):
@@ -111,6 +112,7 @@ def test_attention_of_several_heads_is_torchs(engine):
         ("MultiheadAttention", {"bias": False}, {"attn_mask": CAUSAL, "need_weights": False}),
         ("MultiheadAttention", {}, {"attn_mask": ADDED, "average_attn_weights": False}),
         ("MultiheadAttention", {}, {"key_padding_mask": PADDED}),
+        ("MultiheadAttention", {}, {"key_padding_mask": ALL_EMPTY, "need_weights": False}),
         ("MultiheadAttention", {}, {"attn_mask": CAUSAL, "is_causal": True, "need_weights": False}),
         ("MultiheadAttention", {}, {"attn_mask": RNG.normal(size=(6, 4, 4)).astype("float32")}),
     ):
@@ -152,6 +154,7 @@ def test_encoders_are_torchs(engine, settings):
     alike(ours, theirs, x)
     alike(ours, theirs, x, mask=CAUSAL, src_key_padding_mask=PADDED & False)
     alike(ours.layers[0], theirs.layers[0], x, src_mask=CAUSAL)
+    alike(ours.layers[0], theirs.layers[0], x, src_key_padding_mask=ONE_EMPTY)
     alike(ours.eval(), theirs.train(), x)  # torch's way of inference is another
     assert ours.layers[0].linear1.weight is not ours.layers[1].linear1.weight
     with pytest.raises(ValueError, match="must be one of relu, gelu"):
