@@ -152,6 +152,8 @@ def threads() -> Left:
 def shared_memory_names() -> Left:
     found: Left = {}
     for entry in os.scandir("/dev/shm"):
+        if entry.name.startswith("triton_"):  # of a peer's server, which may run beside tests
+            continue
         try:
             if entry.stat(follow_symlinks=False).st_uid == os.getuid():
                 found["name", entry.name] = f"/dev/shm/{entry.name}"

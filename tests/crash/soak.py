@@ -216,9 +216,10 @@ def main() -> int:
     status, results = weather(
         "soak", options, seed, pause_s=PAUSE_S, also=[observer], spared=SPARED, prefault=True
     )
-    if status != 0:
+    if not results:
         return status
-    return 0 if report(options.out, seed, options.seconds, results[-1]) else 1
+    is_flat = report(options.out, seed, options.seconds, results[-1])
+    return status if is_flat else 1
 
 
 if __name__ == "__main__":
