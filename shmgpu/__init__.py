@@ -242,7 +242,7 @@ from shmgpu.watch.trace import write as write_trace
 
 former.answer()
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Tensors, what builds on them, and the server's declarations are loaded when they are first named,
 # because a program that only calls functions does not need them.
