@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import mmap
 import os
 import pathlib
 import signal
@@ -86,6 +87,21 @@ class Server:
         """What the protocol says of a model's one version."""
         (found,) = self._statistics(f"{model}/")
         return found
+
+    @contextlib.contextmanager
+    def region(self, name: str, nbytes: int) -> Iterator[mmap.mmap]:
+        """Shared memory of a client's, which the server knows by that name."""
+        path = pathlib.Path(f"/dev/shm/tests-{name}-{os.getpid()}")
+        path.write_bytes(bytes(nbytes))
+        where = f"/v2/systemsharedmemory/region/{name}"
+        told = json.dumps({"key": f"/{path.name}", "offset": 0, "byte_size": nbytes}).encode()
+        try:
+            assert self.ask("POST", f"{where}/register", told)[0] == 200
+            with path.open("r+b") as file, mmap.mmap(file.fileno(), nbytes) as memory:
+                yield memory
+        finally:
+            path.unlink()
+            assert self.ask("POST", f"{where}/unregister")[0] == 200
 
     def pending(self) -> int:
         """Requests that are with helpers or in the queue, of all models."""

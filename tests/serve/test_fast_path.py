@@ -96,7 +96,7 @@ def serving(path, **flags):
 
 @pytest.fixture(scope="module")
 def server(path):
-    with serving(path) as running:
+    with serving(path, allow_client_shm=True) as running:
         yield running
 
 
@@ -192,6 +192,61 @@ def test_an_error_and_a_result_of_another_shape_among_many_alike_are_told(server
         status, said, _ = client.ask(struct.pack("<ff", 9, 2))
         assert status == 500
         assert "returned float64" in said["error"]
+
+
+class RegionClient(Client):
+    """Its tensors lie in the regions ``in`` and ``out``; all that it sends is JSON."""
+
+    def __init__(self, server, model, has_length=False, given="in", taken="out"):
+        super().__init__(server, model, [], [])
+        parameters = [
+            {"shared_memory_region": name, "shared_memory_byte_size": 8} for name in (given, taken)
+        ]
+        x = {"name": "x", "datatype": "FP32", "shape": [2], "parameters": parameters[0]}
+        y = {"name": "y", "parameters": parameters[1]}
+        self.header = json.dumps({"inputs": [x], "outputs": [y]}).encode()
+        self.has_length = has_length
+
+    def request(self, data):
+        request = super().request(data)
+        if self.has_length:
+            return request
+        head, _, rest = request.partition(b"Inference-Header-Content-Length")
+        return head[:-2] + rest[rest.index(b"\r\n\r\n") :]
+
+
+@pytest.mark.parametrize("has_length", [False, True])
+def test_those_alike_in_regions_are_answered_with_what_lies_there(server, has_length):
+    client = RegionClient(server, "moody", has_length)
+    with server.region("in", 8) as given, server.region("out", 8) as taken:
+        for round_ in range(3):
+            for number in range(ALIKE):
+                given[:] = struct.pack("<ff", number % 5, round_)
+                status, said, _ = client.ask(b"")
+                assert (status, said["outputs"][0]["shape"]) == (200, [2])
+                assert struct.unpack("<ff", taken[:]) == (number % 5, round_)
+            given[:] = struct.pack("<ff", 7, 2)
+            status, said, _ = client.ask(b"")
+            assert (status, said["outputs"][0]["shape"]) == (200, [1])
+            given[:] = struct.pack("<ff", -1, 2)
+            status, said, _ = client.ask(b"")
+            assert status == 500
+            assert "no number below zero" in said["error"]
+    status, said, _ = client.ask(b"")
+    assert status == 404
+    assert "Unable to find shared memory region" in said["error"]
+
+
+def test_those_alike_but_for_their_regions_are_answered_from_their_own(server):
+    """Heads are equal to the byte, and so are lengths."""
+    clients = [RegionClient(server, "moody", given=given) for given in ("i1", "i2")]
+    with server.region("i1", 8) as one, server.region("i2", 8) as two:
+        with server.region("out", 8) as taken:
+            one[:], two[:] = struct.pack("<ff", 1, 1), struct.pack("<ff", 2, 2)
+            for _ in range(ALIKE):
+                for client, expected in zip(clients, (one, two), strict=True):
+                    assert client.ask(b"")[0] == 200
+                    assert taken[:] == expected[:]
 
 
 def test_a_model_may_write_its_output_where_it_is_sent_from(server):

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import mmap
-import os
-import pathlib
 import struct
 import threading
 
@@ -61,22 +56,6 @@ def message(model, tensors, raw, outputs=()):
         made.outputs.add(name=name)
     made.raw_input_contents.extend(raw)
     return made
-
-
-@contextlib.contextmanager
-def region(server, name, nbytes):
-    """Shared memory of a client's, which the server knows by that name."""
-    path = pathlib.Path(f"/dev/shm/grpc-fast-path-{name}-{os.getpid()}")
-    path.write_bytes(bytes(nbytes))
-    where = f"/v2/systemsharedmemory/region/{name}"
-    told = json.dumps({"key": f"/{path.name}", "offset": 0, "byte_size": nbytes}).encode()
-    try:
-        assert server.ask("POST", f"{where}/register", told)[0] == 200
-        with path.open("r+b") as file, mmap.mmap(file.fileno(), nbytes) as memory:
-            yield memory
-    finally:
-        path.unlink()
-        assert server.ask("POST", f"{where}/unregister")[0] == 200
 
 
 def both(a, b):
@@ -155,7 +134,7 @@ def test_tensors_in_regions_are_found_where_they_are_registered_now(server, infe
         tensor.parameters["shared_memory_region"].string_param = name
         tensor.parameters["shared_memory_byte_size"].int64_param = x.nbytes
     for round_ in range(2):
-        with region(server, "in", x.nbytes) as given, region(server, "out", x.nbytes) as taken:
+        with server.region("in", x.nbytes) as given, server.region("out", x.nbytes) as taken:
             for number in range(ALIKE):
                 given[:] = (x + number + 100 * round_).tobytes()
                 answer = infer(asked)

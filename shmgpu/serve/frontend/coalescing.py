@@ -44,6 +44,8 @@ def requests_together(prepared: Any) -> int:
         return 0
     if prepared.template.request.for_model:  # which such a message does not carry
         return 0
+    if prepared.template.uses_regions:  # whose tensors are no rows of one array
+        return 0
     if not all(spec.shape and spec.shape[0] == rows for spec in hint.specs):
         return 0
     largest = max(sum(end - start for start, end in prepared.inputs), hint.nbytes, 1)

@@ -24,6 +24,7 @@ import numpy as np
 
 from shmgpu.child.plans import Call
 from shmgpu.child.tickets import Ticket
+from shmgpu.codec import arrays
 from shmgpu.errors import ArenaFull
 from shmgpu.serve.frontend.coalescing import MOST_COALESCERS, Coalescer, requests_together
 from shmgpu.serve.frontend.connection import Connection
@@ -48,6 +49,7 @@ class PreparedRequest:
         first: the answer's bytes before the outputs': head and JSON.
         frames: what stands before each output's bytes.
         parts: where each output's bytes begin and end in a call's output buffer.
+        told: where it says something of outputs in regions, and what: that holds for the answer.
         inputs: where each input's bytes begin and end behind the JSON.
         ready: the free slots.
         slots: how many there are.
@@ -77,6 +79,7 @@ class PreparedRequest:
         "slots",
         "template",
         "timeout",
+        "told",
         "values",
         "version",
     )  # fmt: skip
@@ -93,12 +96,13 @@ class PreparedRequest:
         self.call_priority = call.priority
         self.timeout = timeout
         self.version = version
-        start = template.pieces[0][3]
+        start = template.pieces[0][3] if template.pieces else 0
         self.inputs = [
             (offset - start, offset - start + dtype.itemsize * int(np.prod(shape)))
             for _, dtype, shape, offset in template.pieces
         ]
         self.parts: list[tuple[int, int]] = []
+        self.told: list[tuple[int, int, bytes]] = []
         self.first = b""
         self.frames: list[bytes] = []
         self.ready: list[RequestSlot] = []
@@ -125,10 +129,15 @@ class PreparedRequest:
             return False
         if not self.is_current() or len(hint.specs) != len(self.served.outputs):
             return False
-        self.parts = []
-        for index, _, _ in self.template.wanted:
+        self.parts, self.told = [], []
+        told = iter(self.template.told)
+        for index, _, is_in_region in self.template.wanted:
             start = hint.offsets[index]
-            self.parts.append((start, start + hint.specs[index].nbytes))
+            end = start + hint.specs[index].nbytes
+            if is_in_region:
+                self.told.append((start, end, next(told)))
+            else:
+                self.parts.append((start, end))
         sizes = [end - start for start, end in self.parts]
         if sizes != [len(one) for one in outputs]:
             return False
@@ -161,7 +170,7 @@ class RequestSlot(Pending):
         turn: the request, as its connection knows it.
     """
 
-    __slots__ = ("block", "inputs", "pieces", "prepared", "turn")
+    __slots__ = ("block", "inputs", "output", "pieces", "prepared", "told", "turn")
 
     def __init__(
         self, prepared: PreparedRequest, calls: Calls, answering: Callable[[Request], Outcome]
@@ -174,22 +183,27 @@ class RequestSlot(Pending):
         block.config.priority = block.priority = prepared.call_priority
         self.inputs: list[memoryview] = []
         addresses = [0] * len(template.pieces)
-        args: list[Any] = [template.whose, *addresses]
+        args = list(template.args)
+        places = {
+            index: place for place, index in enumerate(sorted(i for i, *_ in template.pieces))
+        }
         for (start, end), (index, dtype, shape, _) in zip(
             prepared.inputs, template.pieces, strict=True
         ):
             buffer, address = arena.allocate(end - start)
             self.inputs.append(memoryview(buffer)[: end - start])
-            addresses[index - 1] = address
+            addresses[places[index]] = address
             args[index] = np.ndarray(shape, dtype, buffer)
         block.addresses = addresses
         output, address = arena.allocate(block.output_bytes)
         block.set_output(block.output_bytes, output, address)
         block.keep = args
         block.keeper = self
+        self.output = output
         self.pieces: list[bytes | memoryview] = [prepared.first]
         for frame, (start, end) in zip(prepared.frames, prepared.parts, strict=True):
             self.pieces += [frame, memoryview(output)[start:end]]
+        self.told = [(memoryview(output)[start:end], said) for start, end, said in prepared.told]
         self.block = block
         self.prepared = prepared
         super().__init__(
@@ -205,6 +219,9 @@ class RequestSlot(Pending):
 
     def arrived(self) -> None:
         """The call has ended as expected: its result lies in the output buffer."""
+        if any(memory != said for memory, said in self.told):
+            self.ended(self.block, self._result(), None)
+            return
         turn, started_ns = self.turn, self.started_ns
         now = _now()
         # First: who has an answer may ask another worker at once how many there were.
@@ -228,6 +245,15 @@ class RequestSlot(Pending):
         self._leave()
         super().cancel()
 
+    def _result(self) -> Any:
+        """The result that lies in the output buffer."""
+        hint = self.prepared.hint
+        leaves = [
+            arrays.numpy_view(self.output, offset, spec)
+            for spec, offset in zip(hint.specs, hint.offsets, strict=True)
+        ]
+        return hint.tree.build(leaves, ())
+
     def _leave(self) -> None:
         if self.block.keeper is self:
             self.block.keeper = None
@@ -247,10 +273,11 @@ class Candidate:
         self._json = json
         self._prepared = prepared
 
-    def answered(self, answer: list[Any]) -> None:
-        """Take the answer's body: its JSON, then the outputs."""
+    def answered(self, answer: list[Any], header_length: int | None) -> None:
+        """Take the answer's body, as :func:`.http_codec.build_infer` gives it."""
         json, *outputs = answer
-        head = head_of(200, sum(map(len, answer)), *binary_headers(len(json)))
+        headers = (b"application/json",) if header_length is None else binary_headers(header_length)
+        head = head_of(200, sum(map(len, answer)), *headers)
         if self._prepared.learn(head + json, [b""] * len(outputs), outputs):
             self._fast_path.open(self._head, self._json, self._prepared)
 
@@ -358,9 +385,7 @@ class PreparedRequests:
     def _prepared(self, pending: Pending) -> PreparedRequest | None:
         """Of a known request that was just started; None: later ones are not alike enough."""
         call, template = None if pending.call is None else pending.call.call, pending.template
-        if call is None or template is None or template.uses_regions:
-            return None
-        if len(template.pieces) < len(pending.served.inputs):  # an optional one is omitted
+        if call is None or template is None or template.omits:
             return None
         if pending.served.sequence or pending.digest or self._calls.spans is not None:
             return None
@@ -418,7 +443,9 @@ class FastPath(PreparedRequests):
     def candidate(self, request: Request, pending: Pending) -> Candidate | None:
         """What may become a prepared request: a known one, just started, that begins the buffer."""
         connection, headers = request.connection, request.headers
-        count, header_length = connection.came, request.header_length or 0
+        count, header_length = connection.came, request.header_length
+        if header_length is None:  # all is JSON
+            header_length = request.length
         if not count or len(connection.waiting) != 1:
             return None
         end = self._find(END, 0, count) + 4

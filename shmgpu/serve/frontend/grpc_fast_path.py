@@ -226,9 +226,15 @@ class GrpcFastPath(PreparedRequests):
 
         def answered(buffers: list[Any]) -> None:
             first, *rest = buffers
-            if prepared.version == self._version == self._table.version:
-                if prepared.learn(first, rest[::2], rest[1::2]):
-                    known.prepared = prepared
+            frames, outputs = rest[::2], rest[1::2]
+            places = {is_in_region for *_, is_in_region in known.template.wanted}
+            if places == {True}:  # their bytes are not in the answer, which says that they are none
+                first, frames, outputs = b"".join(buffers), [], []
+            is_current = prepared.version == self._version == self._table.version
+            if len(places) > 1 or not is_current:
+                return
+            if prepared.learn(first, frames, outputs):
+                known.prepared = prepared
 
         return answered
 

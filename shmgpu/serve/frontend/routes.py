@@ -270,7 +270,7 @@ class _Answering:
         else:
             reply(self.front, self.request, answer)
             if self.candidate is not None:
-                self.candidate.answered(answer[0])
+                self.candidate.answered(*answer)
 
 
 def is_long(body: Any, header_length: int | None) -> bool:

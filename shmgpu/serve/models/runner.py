@@ -243,8 +243,8 @@ class ModelStore:
             inputs: a BYTES tensor as (its shape, its bytes); one in a client's region as
                 ``{"in": its region, offset and bytes, "shape": its shape}``.
             targets: (output's number, region, offset, bytes) for each output that goes to a region;
-                such an output is returned as (its shape, how many bytes). None if no tensor is in
-                a region.
+                such an output is returned as how many bytes it has, and its shape. None if no
+                tensor is in a region.
             first: arguments of the function before the inputs.
             requests: how many the rows of each call belong to.
         """
@@ -287,7 +287,7 @@ class ModelStore:
         else:
             ended = _now()
         if targets and outputs is expected:
-            outputs = outputs.shape, outputs.nbytes
+            outputs = _told(outputs.shape, outputs.nbytes)
         elif targets:
             made, outputs = outputs, self._placed(model, outputs, targets)
             loaded.remember(inputs, made)
@@ -470,8 +470,13 @@ class ModelStore:
                     )
                 data = datatypes.encode(datatype, array)
             self.region_maps.write((target[0], target[1], target[2]), data)
-            found[which] = tuple(shape), data.nbytes
+            found[which] = _told(shape, data.nbytes)
         return found[0] if len(found) == 1 else tuple(found)
+
+
+def _told(shape: Sequence[int], nbytes: int) -> np.ndarray[Any, Any]:
+    """An output that went to a region, as its call's result has it: an array, like any other."""
+    return np.array((nbytes, *shape), np.int64)
 
 
 class Opening:

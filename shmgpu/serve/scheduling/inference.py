@@ -481,7 +481,8 @@ class Calls:
             declared, datatype = served.metadata.outputs[index], served.outputs[index]
             array = results[index]
             if index in in_regions:
-                shape, nbytes = array
+                nbytes, *shape = array.tolist()
+                shape = tuple(shape)
                 _check_shape(served, declared, shape)
                 outputs.append(
                     OutputTensor(declared.name, datatype.name, shape, None, nbytes=nbytes)

@@ -42,15 +42,20 @@ class RequestTemplate:
         total: bytes of the body.
         wanted: the outputs that are asked for: index among the model's, dtype, whether they go to
             a region.
+        args: what a call carries; None for each input in the body.
+        omits: whether an optional input is left away.
+        told: by their order in ``wanted``, what the last result says of outputs in regions.
     """
 
     __slots__ = (
         "_answers",
-        "_args",
         "_version",
+        "args",
+        "omits",
         "pieces",
         "request",
         "rows",
+        "told",
         "total",
         "uses_regions",
         "wanted",
@@ -67,11 +72,14 @@ class RequestTemplate:
         rows: int,
         version: int,
         in_regions: bool,
+        omits: bool,
     ) -> None:
         self.request = request
         self.rows = rows
         self.uses_regions = in_regions
-        self._args = args
+        self.args = args
+        self.omits = omits
+        self.told: list[bytes] = []
         self.whose = args[0]
         self.pieces = pieces
         self.total = total
@@ -95,7 +103,7 @@ class RequestTemplate:
         """
         if len(body) != self.total or (self._version is not None and self._version != version):
             return None
-        args = self._args.copy()
+        args = self.args.copy()
         for index, dtype, shape, offset in self.pieces:
             args[index] = _ndarray(shape, dtype, body, offset)
         return tuple(args)
@@ -112,13 +120,14 @@ class RequestTemplate:
         for index, storage, is_in_region in self.wanted:
             array = results[index]
             if is_in_region:
-                shapes.append(array)  # its shape, and how many bytes
+                shapes.append(array.tobytes())  # how many bytes, and its shape
                 continue
             if type(array) is not _ndarray or array.dtype is not storage or not array.size:
                 return self._general(served, response())
             shapes.append(array.shape)
             tail.append(array.reshape(-1).view(_OCTET).data)
         key = tuple(shapes)
+        self.told = [one for one in shapes if isinstance(one, bytes)]
         known = self._answers.get(key)
         if known is not None:
             kept, header_length = known
@@ -242,7 +251,8 @@ def template_of(
     kept = InferRequest(
         **{name: getattr(request, name) for name in request.__slots__ if name != "inputs"}
     )
-    return kind(served, kept, kept_args, pieces, total, rows, version, uses_regions(request))
+    omits = len(request.inputs) < len(served.inputs)
+    return kind(served, kept, kept_args, pieces, total, rows, version, uses_regions(request), omits)
 
 
 def uses_regions(request: InferRequest) -> bool:
