@@ -78,10 +78,6 @@ class Manifest:
         """
         return _of_name(self.rows, name_of(target), target.body) or 0
 
-    def row_of_code(self, target: function_table.DeclaredFunction) -> int:
-        """The same; 0, too, where the broker runs other code by that name."""
-        return 0 if self.has_other_code(target) else self.row_of(target)
-
     def has_other_code(self, target: function_table.DeclaredFunction) -> bool:
         """Whether the broker runs other code by that function's name than this process has."""
         return _differ(self.prints.get(self.row_of(target), ""), _print_of(target.body))

@@ -100,8 +100,7 @@ class Membership:
 
     def resolve(self, target: function_table.DeclaredFunction) -> int:
         """The row of a function in the broker's table; 0 when it has none of that name."""
-        known = self.manifest
-        row = known.row_of_code(target) if known.is_own() else known.row_of(target)
+        row = self.manifest.row_of(target)
         if row and target.pickle:
             target.refused = self._why_not_unpickled(target, row)
         return 0 if target.refused else row
@@ -302,7 +301,7 @@ def _enter(
         link.arena.made_larger_by = automatic.larger_arena(socket_path, known)
         function_table.resolve_by(
             membership.resolve,
-            sorted(known.rows),
+            None if known.is_own() else sorted(known.rows),
             functools.partial(automatic.advice, known),
             carry.obstacle if known.key else None,
         )
@@ -365,7 +364,7 @@ def enter(connection: socket.socket, wait: float | None) -> tuple[int, Port, man
             BrokerTransport(), SharedArena(slot), dict(known.pools)
         )
         if isinstance(link, redefined.WatchingPort):
-            link.watch = redefined.Watch(carry.session_here())
+            link.watch = redefined.Watch(carry.session_here(), known.is_own())
     except BaseException:
         if core.role() == core.ROLE_CHILD:
             core.leave()

@@ -26,6 +26,7 @@ from shmgpu.common.module_names import is_interactive
 NOT_LOOKED_INTO = (type(sys), function_table.DeclaredFunction)
 COMPARED = (FunctionType, type, int, float, complex, str, bytes, tuple, list, dict, set, frozenset)
 WAY = "call shmgpu.disconnect() and shmgpu.ensure(), which starts a broker with this one"
+AGAIN = "define {reader} again, too (run its cell), or "  # where functions may come late
 
 
 def is_prompt() -> bool:
@@ -36,7 +37,8 @@ def is_prompt() -> bool:
 class Watch:
     """The names of ``__main__`` that count, and what they meant when the program joined."""
 
-    def __init__(self, session: Any) -> None:
+    def __init__(self, session: Any, takes_functions: bool = False) -> None:
+        self.takes_functions = takes_functions  # the broker, whenever they are defined
         self._names: Mapping[str, Any] = vars(sys.modules["__main__"])
         self._meant: dict[str, Any] = {}
         self._read_by: dict[str, str] = {}  # a name: the function that refers to it
@@ -79,9 +81,11 @@ class Watch:
                     f"keep the sessions that the old one made: {WAY}"
                 )
             else:
+                reader = self._read_by[name]
+                way = AGAIN.format(reader=reader) + WAY if self.takes_functions else WAY
                 yield (
-                    f"{name}, which {self._read_by[name]} refers to, is not what it was when this "
-                    f"program joined its broker: helpers go on with the old one: {WAY}"
+                    f"{name}, which {reader} refers to, is not what it was when this program "
+                    f"joined its broker: helpers go on with the old one: {way}"
                 )
 
 
@@ -121,4 +125,4 @@ class OwnWatchingPort(WatchingPort, late.LatePort):
 def watch_session(session: Any) -> None:
     """The session function of the broker that this program shares, where it is not ``load``."""
     if isinstance(runtime.port, WatchingPort):
-        runtime.port.watch = Watch(session)
+        runtime.port.watch = Watch(session, runtime.port.watch.takes_functions)

@@ -475,7 +475,7 @@ def _start_by_exec(backend: str | None, **settings: Any) -> Session:
         spawned.end(0.0)
         raise
     link.arena.made_larger_by = OWN_ARENA
-    function_table.resolve_by(known.row_of_code, None, obstacle=carry.obstacle)
+    function_table.resolve_by(known.row_of, None, obstacle=carry.obstacle)
     has_room = parsers.parse_slots(settings["slots"], "slots") > 0
     runtime.start(
         Runtime(slot, link, link.arena, dict(known.pools), endpoint=address if has_room else "")

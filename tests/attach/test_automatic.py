@@ -343,11 +343,17 @@ def defined(text):
     exec(text, globals())
 
 defined("@shmgpu.function(arrays='numpy')\\ndef times(helper, x):\\n    return 3 * x")
+WEIGHTS = np.ones(1)
+cell = "@shmgpu.function(arrays='numpy')\\ndef weigh(helper):\\n    return WEIGHTS"
+defined(cell)
 first = times
-assert times(np.ones(1))[0] == 3
+assert times(np.ones(1))[0] == 3 and weigh()[0] == 1
 defined("@shmgpu.function(arrays='numpy')\\ndef later(helper):\\n    return 9")
 defined("@shmgpu.function(arrays='numpy')\\ndef times(helper, x):\\n    return 4 * x")
 assert [times(np.ones(1))[0], first(np.ones(1))[0]] == [4, 3]
+WEIGHTS = 2 * np.ones(1)
+defined(cell)  # the same code, and another value, which nothing plain tells apart
+assert weigh()[0] == 2
 """
 
 
