@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import shmgpu
+from shmgpu import function_table
 from shmgpu.common.blas import BlasThreads
 
 
@@ -652,6 +653,19 @@ def test_a_function_decorated_too_late_is_refused():
         return True
 
     assert launch(main) == [True]
+
+
+def test_a_function_decorated_while_a_broker_ran_is_entered_once_for_those_that_follow():
+    with shmgpu.init(devices="cpu", arena="1MiB"):
+
+        @shmgpu.function(arrays="numpy")
+        def later(helper):
+            return 1
+
+    for _ in range(2):
+        with shmgpu.init(devices="cpu", arena="1MiB"):
+            assert later() == 1
+        assert [one for one in function_table.by_row.values() if one is later] == [later]
 
 
 def test_calls_without_a_broker_are_refused():
