@@ -64,7 +64,7 @@ class Function(DeclaredFunction, QuickFunction, Calls[P, R]):
 
     def __repr__(self) -> str:
         told = super().__repr__()
-        if self.row or runtime.current is None:
+        if self.row or runtime.current is None or runtime.current.port.takes_functions:
             return told
         return f"{told.removesuffix('>')}, which the broker does not have>"
 

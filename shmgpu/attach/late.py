@@ -97,6 +97,8 @@ class LateFunctions:
 class LatePort(PreparingPort):
     """The port of a program that has a broker to itself."""
 
+    takes_functions = True
+
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self._late: dict[str | None, LateFunctions] = {}  # by pool

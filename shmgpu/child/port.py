@@ -85,6 +85,8 @@ _ndarray = np.ndarray
 class Port(Replies):
     """The calls of one child."""
 
+    takes_functions = False  # whether one that the broker lacks goes there at its first call
+
     def __init__(self, transport: Transport, arena: Arena, pools: dict[str, int]) -> None:
         super().__init__(transport, arena)
         self.arguments = Arguments(arena, pools, transport.number)

@@ -650,6 +650,7 @@ def test_a_function_decorated_too_late_is_refused():
 
         with pytest.raises(shmgpu.BadFunction, match=r"late.*after the broker"):
             late()
+        assert repr(late).endswith("late(), which the broker does not have>")
         return True
 
     assert launch(main) == [True]
