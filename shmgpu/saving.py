@@ -7,17 +7,20 @@ format reads the tensors. Never executes or imports anything that a file names.
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
 import os
 import pathlib
 import struct
 from collections.abc import Mapping
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from shmgpu.codec import arrays, dtypes
 from shmgpu.common.wording import kind_of
+from shmgpu.tensors import devices
 from shmgpu.tensors.tensor import Tensor, tensor
 
 __all__ = ["load", "save"]
@@ -29,11 +32,12 @@ WORDS = {
 }  # fmt: skip
 KINDS = {word: name for name, word in WORDS.items()}
 LENGTH = struct.Struct("<Q")
+PICKLED = (b"PK\3\4", b"\x80\2")  # what files of torch.save begin with: zip archives, and pickles
 MAX_HEADER = 100 << 20  # bytes, as other readers have it
 _PLAIN = (bool, int, float, str, type(None))
 
 
-def save(obj: Any, path: str | os.PathLike[str]) -> None:
+def save(obj: Any, path: str | os.PathLike[str] | IO[bytes]) -> None:
     """Write tensors into a file of safetensors.
 
     A module's state becomes a plain file of that format. Whatever else is there between the tensors
@@ -42,7 +46,8 @@ def save(obj: Any, path: str | os.PathLike[str]) -> None:
 
     Args:
         obj: a tensor, an array, a number, a string, None, or dicts, lists and tuples of these.
-        path: the file, which is replaced if it is there.
+        path: the file, which is replaced if it is there; or one that is open for bytes, such as an
+            :class:`io.BytesIO`, to which it is written as it stands.
 
     Raises:
         TypeError: something else is among them.
@@ -64,16 +69,26 @@ def save(obj: Any, path: str | os.PathLike[str]) -> None:
         parts.append(array)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
+    whole = itertools.chain([LENGTH.pack(len(text)), text], (array.tobytes() for array in parts))
+    if not isinstance(path, (str, os.PathLike)):
+        _open_for_bytes("save", path, "write").writelines(whole)
+        return
     target = pathlib.Path(path)
     beside = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         with open(beside, "wb") as file:
-            file.write(LENGTH.pack(len(text)) + text)
-            for array in parts:
-                file.write(array.tobytes())
+            file.writelines(whole)
         os.replace(beside, target)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _open_for_bytes(name: str, file: Any, need: str) -> Any:
+    if not hasattr(file, need) or isinstance(file, io.TextIOBase):
+        raise TypeError(
+            f"{name}: {kind_of(file)} is no file: give a path, or a file that is open for bytes"
+        )
+    return file
 
 
 def _planted(value: Any, path: str, found: dict[str, Any]) -> Any:
@@ -106,26 +121,55 @@ def _planted(value: Any, path: str, found: dict[str, Any]) -> Any:
     )
 
 
-def load(path: str | os.PathLike[str]) -> Any:
+def load(
+    path: str | os.PathLike[str] | IO[bytes],
+    map_location: Any = None,
+    *,
+    weights_only: bool | None = True,
+    mmap: bool | None = None,
+) -> Any:
     """Read what :func:`save` wrote; for any other safetensors file, its tensors by name.
+
+    Args:
+        path: the file, or one that is open for bytes and stands where that begins.
+        map_location: the name of a device. It is accepted, and changes nothing: tensors live where
+            helpers compute.
+        weights_only: accepted, and changes nothing: in such a file there is no code.
+        mmap: likewise: elements are copied.
 
     Raises:
         ValueError: the file is not one of safetensors, or is damaged.
+        TypeError: ``map_location`` is a function or a dict, or ``path`` no file.
+        RuntimeError: ``map_location`` names no device.
     """
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        try:
-            (length,) = LENGTH.unpack(file.read(LENGTH.size))
-            if length > min(MAX_HEADER, size - LENGTH.size):
-                raise ValueError("its header is longer than the file")
-            header = json.loads(file.read(length))
-            metadata = header.pop("__metadata__", {})
-            begin = LENGTH.size + length
-            found = {name: _read(file, begin, size, **entry) for name, entry in header.items()}
-            return _grown(json.loads(metadata[TREE]), found) if TREE in metadata else found
-        except (struct.error, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            name = os.fspath(path)
-            raise ValueError(f"load: {name!r} is no whole file of safetensors: {error}") from error
+    if callable(map_location) or isinstance(map_location, Mapping):
+        raise TypeError(
+            f"load: map_location is {kind_of(map_location)}, and tensors live where helpers "
+            "compute: leave it out, or name a device"
+        )
+    devices.accepted(map_location)
+    if isinstance(path, (str, os.PathLike)):
+        with open(path, "rb") as file:
+            return _parsed(file, os.fstat(file.fileno()).st_size, os.fspath(path))
+    given = _open_for_bytes("load", path, "read").read()
+    return _parsed(io.BytesIO(given), len(given), getattr(path, "name", kind_of(path)))
+
+
+def _parsed(file: IO[bytes], size: int, name: Any) -> Any:
+    try:
+        first = file.read(LENGTH.size)
+        if first.startswith(PICKLED):
+            raise ValueError("torch.save wrote it: read it with torch.load, and save that here")
+        (length,) = LENGTH.unpack(first)
+        if length > min(MAX_HEADER, size - LENGTH.size):
+            raise ValueError("its header is longer than the file")
+        header = json.loads(file.read(length))
+        metadata = header.pop("__metadata__", {})
+        begin = LENGTH.size + length
+        found = {name: _read(file, begin, size, **entry) for name, entry in header.items()}
+        return _grown(json.loads(metadata[TREE]), found) if TREE in metadata else found
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ValueError(f"load: {name!r} is no whole file of safetensors: {error}") from error
 
 
 def _read(

@@ -18,6 +18,7 @@ from shmgpu.nn.layers import Linear, uniform
 from shmgpu.nn.module import Module, Parameter
 from shmgpu.nn.normalisation import LayerNorm
 from shmgpu.nn.simple import Dropout
+from shmgpu.ops import rules
 from shmgpu.tensors.tensor import FUNCTIONS, Tensor, full, zeros
 
 ACTIVATIONS = ("relu", "gelu")
@@ -39,6 +40,8 @@ class MultiheadAttention(Module):
         num_heads: number of heads; it divides ``embed_dim``.
         dropout: probability with which a weight is dropped, in training.
         bias: whether the projections have one.
+        add_bias_kv: must be False: ValueError; and so must
+        add_zero_attn.
         kdim: features of keys, as the queries' by default.
         vdim: features of values, as the queries' by default.
         batch_first: tensors are (N, L, features), not (L, N, features).
@@ -55,7 +58,8 @@ class MultiheadAttention(Module):
         num_heads: int,
         dropout: float = 0.0,
         bias: bool = True,
-        *,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
         kdim: int | None = None,
         vdim: int | None = None,
         batch_first: bool = False,
@@ -63,6 +67,12 @@ class MultiheadAttention(Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
+        instead = "put what all may look at, beside the sequence, into key and value"
+        rules.only(
+            "MultiheadAttention",
+            add_bias_kv=(add_bias_kv, False, instead),
+            add_zero_attn=(add_zero_attn, False, instead),
+        )
         if num_heads < 1 or embed_dim < 1 or embed_dim % num_heads:
             raise ValueError(
                 f"MultiheadAttention: num_heads={num_heads} must divide embed_dim={embed_dim}"

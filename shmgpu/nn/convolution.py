@@ -15,6 +15,7 @@ from shmgpu.nn.module import Module
 from shmgpu.tensors.tensor import Tensor
 
 Sizes = int | Sequence[int]
+MODES = ("zeros", "reflect", "replicate", "circular")  # of what is around the input
 
 
 class _Convolution(Module):
@@ -60,8 +61,12 @@ class _Convolution(Module):
                 f"{name}: groups={groups} must divide in_channels={in_channels} and "
                 f"out_channels={out_channels}"
             )
-        if padding_mode != "zeros":
-            raise ValueError(f"{name}: padding_mode={padding_mode!r} must be 'zeros'")
+        modes = MODES[:1] if self.transposed else MODES
+        if padding_mode not in modes:
+            raise ValueError(
+                f"{name}: padding_mode={padding_mode!r} must be {' or '.join(map(repr, modes))}"
+            )
+        self.padding_mode = padding_mode
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
         self.kernel_size = self._each(kernel_size, "kernel_size")
         self.stride = self._each(stride, "stride")
@@ -83,10 +88,22 @@ class _Convolution(Module):
             )
         return each
 
+    def _margins(self) -> list[int]:
+        """(before, after) of each axis, the last axis first."""
+        if self.padding == "valid":
+            return []
+        if not isinstance(self.padding, str):
+            return [n for n in reversed(self.padding) for _ in range(2)]
+        spans = [d * (k - 1) for d, k in zip(self.dilation, self.kernel_size, strict=True)]
+        return [n for span in reversed(spans) for n in (span // 2, span - span // 2)]
+
     def forward(self, x: Tensor) -> Any:
         """Each filter's answer at each place."""
+        padding: Any = self.padding
+        if self.padding_mode != "zeros":
+            x, padding = F.pad(x, self._margins(), mode=self.padding_mode), 0
         return getattr(F, self.function)(
-            x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups
+            x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups
         )
 
     def extra_repr(self) -> str:
@@ -102,6 +119,8 @@ class _Convolution(Module):
             told.append(f"groups={self.groups}")
         if self.bias is None:
             told.append("bias=False")
+        if self.padding_mode != "zeros":
+            told.append(f"padding_mode={self.padding_mode}")
         return ", ".join(told)
 
 
@@ -129,7 +148,8 @@ class Conv2d(_Convolution):
         dilation: distance between the elements that a filter reads.
         groups: into which channels are divided, each with its own filters.
         bias: whether there is one.
-        padding_mode: ``"zeros"``, the only one there is.
+        padding_mode: ``"zeros"``; or ``"reflect"``, ``"replicate"``, ``"circular"``, as for
+            :func:`shmgpu.pad`.
         device: accepted, and changes nothing: tensors live where helpers compute.
         dtype: element type of the parameters, float32 by default.
     """

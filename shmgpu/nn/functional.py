@@ -16,6 +16,7 @@ from shmgpu.ops import (
     nonlinearities,
     promotion,
     resampling,
+    rules,
     signals,
     updates,
 )
@@ -281,8 +282,31 @@ def binary_cross_entropy_with_logits(
 # ---- what else has other parameters ------------------------------------------------------------
 
 
-def embedding(input: Any, weight: Tensor, padding_idx: int | None = None) -> Tensor:
-    """As :func:`shmgpu.embedding`."""
+NORMS = "limit the norms yourself after a step, with weight.copy_() under no_grad()"
+FREQUENT = "gradients are not divided by how often a row is read: do it in a hook of the weight's"
+DENSE = "gradients are dense, and optimisers take them so"
+
+
+def embedding(
+    input: Any,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """As :func:`shmgpu.embedding`.
+
+    The settings from ``max_norm`` on have no other value than their defaults: ValueError.
+    """
+    rules.only(
+        "embedding",
+        max_norm=(max_norm, None, NORMS),
+        norm_type=(norm_type, 2.0, NORMS),
+        scale_grad_by_freq=(scale_grad_by_freq, False, FREQUENT),
+        sparse=(sparse, False, DENSE),
+    )
     out: Tensor = FUNCTIONS["embedding"](input, weight, padding_idx)
     return out
 
@@ -295,10 +319,13 @@ def one_hot(tensor: Any, num_classes: int = -1) -> Tensor:
     return out
 
 
-def gumbel_softmax(logits: Tensor, tau: float = 1.0, hard: bool = False, dim: int = -1) -> Tensor:
+def gumbel_softmax(
+    logits: Tensor, tau: float = 1.0, hard: bool = False, eps: float = 1e-10, dim: int = -1
+) -> Tensor:
     """A differentiable sample from a categorical distribution (Jang et al., 2017).
 
-    With ``hard``, the result is one-hot, with the gradient of the soft sample.
+    With ``hard``, the result is one-hot, with the gradient of the soft sample. ``eps`` is accepted,
+    and changes nothing, as in PyTorch.
     """
     drawn = -(-(rand(logits.shape, dtype=logits.dtype) + 1e-20).log()).log()
     soft: Tensor = FUNCTIONS["softmax"]((logits + drawn) / tau, dim)

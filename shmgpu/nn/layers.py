@@ -12,6 +12,7 @@ from typing import Any
 from shmgpu.former import moved_from
 from shmgpu.nn import functional as F
 from shmgpu.nn.module import Module, Parameter
+from shmgpu.ops import rules
 from shmgpu.tensors.grad_mode import no_grad
 from shmgpu.tensors.tensor import Tensor, rand, randn, tensor
 
@@ -76,6 +77,10 @@ class Embedding(Module):
         num_embeddings: rows.
         embedding_dim: length of a row.
         padding_idx: a row that is not trained; negative numbers count from the end.
+        max_norm: must be None, as PyTorch has it by default; of the next three likewise,
+        norm_type: 2.0,
+        scale_grad_by_freq: False,
+        sparse: False: ValueError for others.
         device: accepted, and changes nothing: tensors live where helpers compute.
         dtype: element type of the parameters, float32 by default.
     """
@@ -85,11 +90,22 @@ class Embedding(Module):
         num_embeddings: int,
         embedding_dim: int,
         padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
         *,
         device: Any = None,
         dtype: Any = None,
     ) -> None:
         super().__init__()
+        rules.only(
+            "Embedding",
+            max_norm=(max_norm, None, F.NORMS),
+            norm_type=(norm_type, 2.0, F.NORMS),
+            scale_grad_by_freq=(scale_grad_by_freq, False, F.FREQUENT),
+            sparse=(sparse, False, F.DENSE),
+        )
         if padding_idx is not None:
             if not -num_embeddings <= padding_idx < num_embeddings:
                 raise ValueError(
@@ -106,12 +122,19 @@ class Embedding(Module):
 
     @classmethod
     def from_pretrained(
-        cls, embeddings: Any, freeze: bool = True, padding_idx: int | None = None
+        cls,
+        embeddings: Any,
+        freeze: bool = True,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
     ) -> Embedding:
         """A table of these rows, (rows, length); not learned if ``freeze``."""
         table = embeddings if isinstance(embeddings, Tensor) else tensor(embeddings)
         rows, length = table.shape
-        made = cls(rows, length, padding_idx)
+        made = cls(rows, length, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
         made.weight = Parameter(table)
         made.weight.requires_grad_(not freeze)
         return made

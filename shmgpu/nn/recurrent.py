@@ -14,6 +14,7 @@ from typing import Any
 from shmgpu.nn import functional as F
 from shmgpu.nn.layers import uniform
 from shmgpu.nn.module import Module
+from shmgpu.ops import rules
 from shmgpu.tensors.tensor import FUNCTIONS, Tensor, zeros
 
 State = tuple[Tensor, ...]
@@ -222,6 +223,7 @@ class LSTM(_Recurrent):
         batch_first: the input is (N, L, input_size), not (L, N, input_size).
         dropout: probability with which outputs are dropped between layers, in training.
         bidirectional: each layer runs in both directions.
+        proj_size: must be 0: ValueError.
         device: accepted, and changes nothing: tensors live where helpers compute.
         dtype: element type of the parameters, float32 by default.
     """
@@ -229,6 +231,25 @@ class LSTM(_Recurrent):
     gates, states = 4, 2
 
     _step = staticmethod(_lstm)
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        rules.only("LSTM", proj_size=(proj_size, 0, "put a Linear behind the layer"))
+        super().__init__(
+            input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional,
+            device, dtype,
+        )  # fmt: skip
 
 
 class GRU(_Recurrent):

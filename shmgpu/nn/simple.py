@@ -304,37 +304,66 @@ class _Pool(_Operation):
             self.stride = self.kernel_size
 
 
-class MaxPool1d(_Pool):
+class _MaxPool(_Pool):
+    """The largest of each window; with ``ceil_mode`` one may reach beyond the last element."""
+
+    defaults = (
+        ("kernel_size", 2),
+        ("stride", None),
+        ("padding", 0),
+        ("dilation", 1),
+        ("return_indices", False),
+        ("ceil_mode", False),
+    )
+
+    def extra_repr(self) -> str:
+        """Its settings, as PyTorch tells them."""
+        names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
+        return ", ".join(f"{name}={getattr(self, name)}" for name in names)
+
+
+class MaxPool1d(_MaxPool):
     """The largest element of each window of a signal, (N, C, L)."""
 
     operation = "max_pool1d"
-    defaults = (("kernel_size", 2), ("stride", None), ("padding", 0), ("dilation", 1))
 
 
-class MaxPool2d(_Pool):
+class MaxPool2d(_MaxPool):
     """The largest element of each window."""
 
     operation = "max_pool2d"
-    defaults = (("kernel_size", 2), ("stride", None), ("padding", 0), ("dilation", 1))
 
 
-class AvgPool1d(_Pool):
+_MEAN = (("kernel_size", 2), ("stride", None), ("padding", 0))
+_EDGES = (("ceil_mode", False), ("count_include_pad", True))
+
+
+class _AvgPool(_Pool):
+    """The mean of each window; what counts at the edges is as for :func:`shmgpu.avg_pool2d`."""
+
+    def extra_repr(self) -> str:
+        """Its sizes, as PyTorch tells them."""
+        return ", ".join(f"{name}={getattr(self, name)}" for name, _ in _MEAN)
+
+
+class AvgPool1d(_AvgPool):
     """The mean of each window of a signal, (N, C, L)."""
 
     operation = "avg_pool1d"
-    defaults = (("kernel_size", 2), ("stride", None), ("padding", 0))
+    defaults = (*_MEAN, *_EDGES)
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        for name, value in self.settings.items():  # one of each axis, as PyTorch has them
+        for name, _ in _MEAN:  # one of each axis, as PyTorch has them
+            value = getattr(self, name)
             setattr(self, name, (value,) if isinstance(value, int) else tuple(value))
 
 
-class AvgPool2d(_Pool):
+class AvgPool2d(_AvgPool):
     """The mean of each window."""
 
     operation = "avg_pool2d"
-    defaults = (("kernel_size", 2), ("stride", None), ("padding", 0))
+    defaults = (*_MEAN, *_EDGES, ("divisor_override", None))
 
 
 class AdaptiveAvgPool1d(_Operation):
@@ -355,21 +384,30 @@ class AdaptiveMaxPool1d(_Operation):
     """The largest elements of ``output_size`` windows of a signal, (N, C, L)."""
 
     operation = "adaptive_max_pool1d"
-    defaults = (("output_size", 1),)
+    defaults = (("output_size", 1), ("return_indices", False))
+
+    def extra_repr(self) -> str:
+        """The size."""
+        return f"output_size={self.output_size!r}"
 
 
-class AdaptiveMaxPool2d(_Operation):
+class AdaptiveMaxPool2d(AdaptiveMaxPool1d):
     """The largest elements of as many windows as ``output_size`` says."""
 
     operation = "adaptive_max_pool2d"
-    defaults = (("output_size", 1),)
 
 
 class Upsample(_Operation):
     """Resizes images, (N, C, ...), to ``size``, or by ``scale_factor``."""
 
     operation = "interpolate"
-    defaults = (("size", None), ("scale_factor", None), ("mode", "nearest"))
+    defaults = (
+        ("size", None),
+        ("scale_factor", None),
+        ("mode", "nearest"),
+        ("align_corners", None),
+        ("recompute_scale_factor", None),
+    )
 
     def extra_repr(self) -> str:
         """The setting that was given."""

@@ -1,4 +1,4 @@
-"""Images and signals of another size: adaptive pooling, and the nearest neighbour.
+"""Images and signals of another size: adaptive pooling, the nearest neighbour, lines between two.
 
 Owns the functions that record them. Never computes.
 """
@@ -9,16 +9,16 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from shmgpu.ops import graph, ordering
+from shmgpu.ops import graph, ordering, rules
 from shmgpu.ops.casting import cast
 from shmgpu.ops.creation import arange
-from shmgpu.ops.elementwise import floor, mul
+from shmgpu.ops.elementwise import add, clamp, floor, mul, sub
 from shmgpu.ops.graph import Node
 from shmgpu.ops.indexing import index_select
 from shmgpu.ops.promotion import float64, int64, is_float
 from shmgpu.ops.reductions import amax, mean
 from shmgpu.ops.shaping import cat, narrow, reshape
-from shmgpu.ops.windows import avg_pool2d
+from shmgpu.ops.windows import NO_INDICES, avg_pool2d
 
 Reduce = Callable[[Node, int, bool], Node]
 
@@ -92,34 +92,93 @@ def _first_largest(x: Node, dim: int, keepdim: bool) -> Node:
     return found.values
 
 
-def adaptive_max_pool1d(input: Node, output_size: Any) -> Node:
-    """As :func:`adaptive_avg_pool1d`, with the largest element of each window."""
+def adaptive_max_pool1d(input: Node, output_size: Any, return_indices: bool = False) -> Node:
+    """As :func:`adaptive_avg_pool1d`, with the largest element of each window.
+
+    ``return_indices`` must be False: ValueError.
+    """
+    rules.only("adaptive_max_pool1d", return_indices=(return_indices, False, NO_INDICES))
     return _adapted(input, output_size, 1, "adaptive_max_pool1d", _first_largest)
 
 
-def adaptive_max_pool2d(input: Node, output_size: Any) -> Node:
-    """As :func:`adaptive_avg_pool2d`, with the largest element of each window."""
+def adaptive_max_pool2d(input: Node, output_size: Any, return_indices: bool = False) -> Node:
+    """As :func:`adaptive_avg_pool2d`, with the largest element of each window.
+
+    ``return_indices`` must be False: ValueError.
+    """
+    rules.only("adaptive_max_pool2d", return_indices=(return_indices, False, NO_INDICES))
     return _adapted(input, output_size, 2, "adaptive_max_pool2d", _first_largest)
 
 
+LINEAR = {"linear": 1, "bilinear": 2, "trilinear": 3}  # modes, and how many axes each is for
+NEAREST = {"nearest": 0.0, "nearest-exact": 0.5}  # where in an element of the output it is asked
+
+
+def _nearest(x: Node, axis: int, out: int, step: float, begin: float) -> Node:
+    # The small addition keeps a number that should be whole from being rounded down.
+    at = mul(add(arange(0, 1, out, float64), begin), step * (1 + 1e-12))
+    last = x.spec.shape[axis] - 1
+    return index_select(x, axis, cast(clamp(floor(at), None, last), int64))
+
+
+def _between(x: Node, axis: int, out: int, step: float, align_corners: bool) -> Node:
+    """On the line from one neighbour to the next."""
+    ndim, last = len(x.spec.shape), x.spec.shape[axis] - 1
+    if align_corners:
+        at = mul(arange(0, 1, out, float64), last / max(out - 1, 1))
+    else:
+        at = sub(mul(add(arange(0, 1, out, float64), 0.5), step), 0.5)
+    at = clamp(at, 0.0, float(last))
+    before = floor(at)
+    share = cast(sub(at, before), x.spec.dtype)
+    share = reshape(share, tuple([out if one == axis else 1 for one in range(ndim)]))
+    low = index_select(x, axis, cast(before, int64))
+    high = index_select(x, axis, cast(clamp(add(before, 1.0), None, last), int64))
+    return add(mul(low, sub(1.0, share)), mul(high, share))
+
+
 def interpolate(
-    input: Node, size: Any = None, scale_factor: Any = None, mode: str = "nearest"
+    input: Node,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
+    antialias: bool = False,
 ) -> Node:
-    """Resizes by taking the nearest element of the input, as PyTorch defines it.
+    """Resizes by taking the nearest element of the input, or between two, as PyTorch defines it.
 
     Args:
-        input: (N, C, ...).
+        input: (N, C, ...); of floats, where ``mode`` is not one of the nearest.
         size: lengths of the axes after the second, one number for all; or else use
         scale_factor: the factors by which they grow, one number for all.
-        mode: ``"nearest"``, the only one there is.
+        mode: ``"nearest"``, ``"nearest-exact"``; or ``"linear"``, ``"bilinear"``, ``"trilinear"``,
+            by the number of these axes.
+        align_corners: of the linear modes: the first and last elements stay where they are.
+        recompute_scale_factor: distances are taken from the lengths, not from ``scale_factor``.
+        antialias: must be False.
 
     Raises:
-        ValueError: neither a size nor a factor, or both; or another mode.
+        ValueError: neither a size nor a factor, or both; another mode, or one that is for another
+            number of axes; or ``align_corners`` or ``antialias`` where there is none.
+        TypeError: the tensor is not of floats.
     """
     have = input.spec.shape
     places = len(have) - 2
-    if mode != "nearest":
-        raise ValueError(f"interpolate: mode={mode!r} must be 'nearest'")
+    if mode not in NEAREST and LINEAR.get(mode) != places:
+        modes = [*NEAREST, *[name for name, axes in LINEAR.items() if axes == places]]
+        raise ValueError(
+            f"interpolate: mode={mode!r} of an input {have} must be one of {', '.join(modes)}"
+        )
+    if mode in NEAREST:
+        instead = f"mode={mode!r} has no corners to align"
+        rules.only("interpolate", align_corners=(align_corners, None, instead))
+    elif not is_float(input.spec.dtype):
+        raise TypeError(
+            f"interpolate: the tensor is {input.spec.dtype.name}, and must be of floats"
+        )
+    instead = "resize by the mean of windows, adaptive_avg_pool2d, where aliasing disturbs"
+    rules.only("interpolate", antialias=(antialias, False, instead))
     if places < 1 or (size is None) == (scale_factor is None):
         raise ValueError(
             f"interpolate: give size or scale_factor, and an input (N, C, ...), not {have}"
@@ -131,10 +190,11 @@ def interpolate(
     x = input
     for axis, (length, wanted) in enumerate(zip(have[2:], listed, strict=True), 2):
         out = wanted if scale_factor is None else math.floor(length * wanted)
-        if out == length:
+        step = length / out if scale_factor is None or recompute_scale_factor else 1 / wanted
+        if out == length and (step == 1 or mode in NEAREST):
             continue
-        step = length / out if scale_factor is None else 1 / wanted
-        # The small addition keeps a number that should be whole from being rounded down.
-        places_of = floor(mul(arange(0, 1, out, float64), step * (1 + 1e-12)))
-        x = index_select(x, axis, cast(places_of, int64))
+        if mode in NEAREST:
+            x = _nearest(x, axis, out, step, NEAREST[mode])
+        else:
+            x = _between(x, axis, out, step, bool(align_corners))
     return x

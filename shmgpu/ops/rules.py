@@ -71,6 +71,16 @@ def whole(value: Any, name: str, word: str) -> int:
         raise TypeError(f"{name}: {word}={value!r} must be a whole number") from None
 
 
+def only(name: str, **settings: tuple[Any, Any, str]) -> None:
+    """ValueError for settings of PyTorch's that can have one value here.
+
+    Each is (what was given, that value, what to do instead).
+    """
+    for word, (given, value, instead) in settings.items():
+        if given is not value and given != value:
+            raise ValueError(f"{name}: {word}={given!r} must be {value!r}: {instead}")
+
+
 @lru_cache(maxsize=1024, typed=True)
 def axis_of(dim: int, ndim: int, name: str) -> int:
     """The axis as a number from 0; IndexError where there is none."""

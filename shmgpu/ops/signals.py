@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from shmgpu.ops import rules
 from shmgpu.ops.elementwise import add
 from shmgpu.ops.graph import Node, apply
 from shmgpu.ops.promotion import as_node, is_float, promote
 from shmgpu.ops.rearranging import pad
 from shmgpu.ops.shaping import reshape, squeeze, take_slices, unsqueeze
-from shmgpu.ops.windows import CONV2D_INPUT, avg_pool2d, conv2d, max_pool2d, pair
+from shmgpu.ops.windows import CONV2D_INPUT, NO_INDICES, avg_pool2d, conv2d, max_pool2d, pair
 
 
 def _one(value: Any, name: str) -> int:
@@ -71,23 +72,40 @@ def conv1d(
 
 
 def max_pool1d(
-    input: Node, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1
+    input: Node,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
 ) -> Node:
     """:func:`max_pool2d` along one axis: (N, C, L) -> (N, C, L')."""
+    rules.only("max_pool1d", return_indices=(return_indices, False, NO_INDICES))
     size = _one(kernel_size, "max_pool1d: kernel_size")
     step = size if stride is None else _one(stride, "max_pool1d: stride")
     margin = (0, _one(padding, "max_pool1d: padding"))
     spread = (1, _one(dilation, "max_pool1d: dilation"))
-    out = max_pool2d(_row(input, "max_pool1d"), (1, size), (1, step), margin, spread)
+    x = _row(input, "max_pool1d")
+    out = max_pool2d(x, (1, size), (1, step), margin, spread, ceil_mode)
     return squeeze(out, -2)
 
 
-def avg_pool1d(input: Node, kernel_size: Any, stride: Any = None, padding: Any = 0) -> Node:
+def avg_pool1d(
+    input: Node,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> Node:
     """:func:`avg_pool2d` along one axis: (N, C, L) -> (N, C, L')."""
     size = _one(kernel_size, "avg_pool1d: kernel_size")
     step = size if stride is None else _one(stride, "avg_pool1d: stride")
     margin = (0, _one(padding, "avg_pool1d: padding"))
-    return squeeze(avg_pool2d(_row(input, "avg_pool1d"), (1, size), (1, step), margin), -2)
+    x = _row(input, "avg_pool1d")
+    out = avg_pool2d(x, (1, size), (1, step), margin, ceil_mode, count_include_pad)
+    return squeeze(out, -2)
 
 
 def conv_transpose2d(

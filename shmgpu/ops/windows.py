@@ -12,7 +12,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from shmgpu.ops import graph
+from shmgpu.ops import graph, rules
+from shmgpu.ops.casting import cast
+from shmgpu.ops.creation import arange
+from shmgpu.ops.elementwise import add, clamp, div, mul, sub
 from shmgpu.ops.graph import Node, Op, Params, Spec, apply, spec_of
 from shmgpu.ops.indexing import gather
 from shmgpu.ops.promotion import as_node, int64, is_float, promote
@@ -338,6 +341,9 @@ MAX_POOL2D_INDICES = Op(
 )
 
 
+NO_INDICES = "where the largest ones were is not told; argmax of windows that you cut tells it"
+
+
 def _four(input: Node, name: str) -> tuple[Node, bool]:
     if not is_float(input.spec.dtype):
         raise TypeError(f"{name}: the tensor is {input.spec.dtype.name}, and must be of floats")
@@ -345,18 +351,41 @@ def _four(input: Node, name: str) -> tuple[Node, bool]:
     return (unsqueeze(input, 0) if single else input), single
 
 
+def _over_the_edge(x: Node, params: tuple[Pair, ...], value: float) -> Node:
+    """With what the last windows need behind each axis that begin on it: so ``ceil_mode`` rounds.
+
+    Of the input and its padding in front, where a window must begin.
+    """
+    kernel, stride, padding, dilation = params
+    more: list[int] = []
+    for n, k, s, p, d in zip(x.spec.shape[2:], kernel, stride, padding, dilation, strict=True):
+        span = d * (k - 1) + 1
+        last = -(-(n + 2 * p - span) // s)
+        last -= last * s >= n + p
+        more = [0, max(last * s + span - n - 2 * p, 0), *more]
+    return pad(x, more, value=value)
+
+
 def max_pool2d(
-    input: Node, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1
+    input: Node,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
 ) -> Node:
     """The largest element of each window: (N, C, H, W) or (C, H, W) of floats; H and W shrink.
 
     Sizes are one number or (down, across); ``stride`` is the window's size by default. Elements
-    added by ``padding`` are never the largest; at most half a window may be added.
+    added by ``padding`` are never the largest; at most half a window may be added. With
+    ``ceil_mode`` a window may reach beyond the last element. ``return_indices`` must be False.
 
     Raises:
-        ValueError: other axes, or windows that do not fit.
+        ValueError: other axes, or windows that do not fit; or indices are to be returned.
         TypeError: the tensor is not of floats.
     """
+    rules.only("max_pool2d", return_indices=(return_indices, False, NO_INDICES))
     kernel = pair(kernel_size, "max_pool2d: kernel_size", 1)
     params = (
         kernel,
@@ -365,6 +394,8 @@ def max_pool2d(
         pair(dilation, "max_pool2d: dilation", 1),
     )
     x, single = _four(input, "max_pool2d")
+    if ceil_mode and len(x.spec.shape) == 4:
+        x = _over_the_edge(x, params, -math.inf)
     if x.needs_grad and graph.grad_mode.enabled:
         # Where the greatest ones lie is known, so the gradient is that of gathering them.
         indices = apply(MAX_POOL2D_INDICES, (x,), params)
@@ -428,10 +459,32 @@ AVG_POOL2D_BACKWARD: Op = Op(
 )
 
 
-def avg_pool2d(input: Node, kernel_size: Any, stride: Any = None, padding: Any = 0) -> Node:
+def _elements(length: int, size: int, params: tuple[int, ...], counts_padding: bool) -> Node:
+    """How many elements each window along an axis has, of the input and its padding, or without."""
+    kernel, stride, margin = params
+    first = sub(mul(arange(0, 1, size, int64), stride), margin)
+    end = clamp(add(first, kernel), None, length + margin * counts_padding)
+    return sub(end, first if counts_padding else clamp(first, 0))
+
+
+def avg_pool2d(
+    input: Node,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Node:
     """The mean of each window: (N, C, H, W) or (C, H, W) of floats; H and W shrink.
 
-    Sizes as for :func:`max_pool2d`; the zeros of ``padding`` count.
+    Sizes as for :func:`max_pool2d`; the zeros of ``padding`` count unless ``count_include_pad`` is
+    False. With ``ceil_mode`` a window may reach beyond the last element, and what is there does not
+    count. ``divisor_override`` divides each sum, instead of the number of elements.
+
+    Raises:
+        ValueError: other axes, windows that do not fit, or a divisor of 0.
+        TypeError: the tensor is not of floats.
     """
     kernel = pair(kernel_size, "avg_pool2d: kernel_size", 1)
     x, single = _four(input, "avg_pool2d")
@@ -440,5 +493,22 @@ def avg_pool2d(input: Node, kernel_size: Any, stride: Any = None, padding: Any =
         kernel if stride is None else pair(stride, "avg_pool2d: stride", 1),
         pair(padding, "avg_pool2d: padding", 0),
     )
+    if divisor_override == 0:
+        raise ValueError("avg_pool2d: divisor_override=0 divides by 0: give another, or None")
+    lengths = x.spec.shape[2:]
+    if ceil_mode and len(lengths) == 2:
+        x = _over_the_edge(x, (*params, (1, 1)), 0.0)
     out = apply(AVG_POOL2D, (x,), params)
+    area = math.prod(kernel)
+    if divisor_override is not None:
+        out = mul(out, area / divisor_override)
+    elif x.spec.shape[2:] != lengths or (any(params[2]) and not count_include_pad):
+        rows, columns = (
+            _elements(n, size, of_axis, count_include_pad)
+            for n, size, of_axis in zip(
+                lengths, out.spec.shape[2:], zip(*params, strict=True), strict=True
+            )
+        )
+        share = div(float(area), mul(unsqueeze(rows, 1), columns))
+        out = mul(out, cast(share, out.spec.dtype))
     return squeeze(out, 0) if single else out

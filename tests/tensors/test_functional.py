@@ -11,7 +11,7 @@ import inspect
 import numpy as np
 import pytest
 import torch
-from tensors.against_torch import same
+from tensors.against_torch import agree, same
 
 import shmgpu as gt
 from shmgpu.nn import functional as F
@@ -35,6 +35,7 @@ SIGNS = np.array([1.0, -1, 1, -1, 1], "float32")
 FOUR, SHIFT, SPREAD = chances(4), floats(4), chances(4)
 EACH_ROW = {"weight": FOUR, "bias": SHIFT}
 REDUCED = {"reduction": "sum"}
+EDGES = {"ceil_mode": True, "count_include_pad": False}
 
 TABLE = [
     ("adaptive_avg_pool1d", [LINE, 3], {}),
@@ -43,7 +44,13 @@ TABLE = [
     ("adaptive_max_pool2d", [IMAGE, (3, 2)], {}),
     ("avg_pool1d", [LINE, 3], {"stride": 2, "padding": 1}),
     ("avg_pool2d", [IMAGE, (3, 2)], {"stride": (1, 2), "padding": 1}),
-    ("max_pool1d", [LINE, 3], {"stride": 2, "padding": 1, "dilation": 2}),
+    ("avg_pool1d", [LINE[:, :, :11], 4], EDGES | {"padding": 2}),
+    ("avg_pool2d", [IMAGE[0], 4], EDGES | {"padding": 1}),
+    ("avg_pool2d", [IMAGE, 3], {"ceil_mode": True}),
+    ("avg_pool2d", [IMAGE, (3, 2)], {"divisor_override": 5, "ceil_mode": True}),
+    ("max_pool2d", [IMAGE, 3], {"ceil_mode": True, "stride": 2, "dilation": 2}),
+    ("max_pool2d", [IMAGE[:, :, :5], (2, 3)], {"ceil_mode": True, "stride": (3, 2), "padding": 1}),
+    ("max_pool1d", [LINE, 3], {"stride": 2, "padding": 1, "dilation": 2, "ceil_mode": True}),
     ("max_pool2d", [IMAGE, 3], {"stride": (1, 2), "padding": 1, "dilation": (2, 1)}),
     (
         "batch_norm",
@@ -91,8 +98,21 @@ TABLE = [
     ("embedding", [np.array([0, 2, 1]), floats(4, 3)], {}),
     ("one_hot", [LABELS], {"num_classes": 6}),
     ("pad", [IMAGE, (1, 2, 0, 1)], {"value": 2.5}),
+    ("pad", [IMAGE, (1, 7, 0, 3)], {"mode": "reflect"}),
+    ("pad", [IMAGE, (1, 8, -2, 3)], {"mode": "circular"}),
+    ("pad", [LINE, (15, 0)], {"mode": "replicate"}),
     ("interpolate", [IMAGE], {"size": (5, 3)}),
     ("interpolate", [IMAGE], {"scale_factor": 2.0}),
+    ("interpolate", [IMAGE], {"size": (5, 11), "mode": "nearest-exact"}),
+    ("interpolate", [LINE], {"size": 7, "mode": "linear", "align_corners": True}),
+    ("interpolate", [IMAGE], {"size": (20, 3), "mode": "bilinear"}),
+    ("interpolate", [IMAGE], {"scale_factor": (1.3, 0.6), "mode": "bilinear"}),
+    (
+        "interpolate",
+        [IMAGE],
+        {"scale_factor": 1.3, "mode": "bilinear", "recompute_scale_factor": True},
+    ),
+    ("interpolate", [IMAGE[None]], {"size": (3, 9, 5), "mode": "trilinear"}),
     *((name, [ROWS], {}) for name in (
         "hardsigmoid", "hardswish", "logsigmoid", "mish", "relu", "relu6", "selu", "sigmoid",
         "silu", "softsign", "tanh", "tanhshrink",
@@ -168,10 +188,19 @@ MUST_BE_GIVEN = {
     "softmax dim": {"dim": 1},
     "log_softmax dim": {"dim": 1},
     "softmin dim": {"dim": 1},
-    "interpolate size": {"size": (4, 3)},
+    "interpolate size": {"size": 4},
     "interpolate scale_factor": {"scale_factor": 1.5},
+    "interpolate mode": {"align_corners": None},
 }
-BY_SHAPES = {"groups", "enable_gqa"}  # the others would not fit without
+BY_SHAPES = {"groups", "enable_gqa", "recompute_scale_factor"}  # the others would not fit without
+FIXED = {  # settings of PyTorch's, whose defaults are the only values
+    "adaptive_max_pool1d": {"return_indices": True},
+    "adaptive_max_pool2d": {"return_indices": True},
+    "max_pool1d": {"return_indices": True},
+    "max_pool2d": {"return_indices": True},
+    "interpolate": {"antialias": True},
+    "embedding": {"max_norm": 1.0, "norm_type": 1.0, "scale_grad_by_freq": True, "sparse": True},
+}
 TOGETHER = {"running_mean", "running_var", "use_input_stats"}
 RANDOM = {  # each has a test of its own
     "alpha_dropout", "dropout", "dropout1d", "dropout2d", "gumbel_softmax",
@@ -180,9 +209,8 @@ ELSEWHERE = {
     "inplace": "test_layers.py: an activation in place changes what it is given",
     "batch_norm momentum": "test_modules.py, by what becomes of the running statistics",
     "instance_norm momentum": "below",
+    "gumbel_softmax eps": "it changes nothing",
     "embedding padding_idx": "below: it says which row has no gradient",
-    "interpolate mode": "there is one, and others are refused",
-    "pad mode": "there is one, and others are refused",
     "scaled_dot_product_attention dropout_p": "below: it draws",
 }
 
@@ -242,9 +270,51 @@ def test_each_function_and_each_argument_of_it_has_a_row():
         f"{name} {key}"
         for name, known in rows.items()
         for key in inspect.signature(getattr(F, name)).parameters
-        if key not in known | {"args", "kwargs", "inplace"} and f"{name} {key}" not in ELSEWHERE
+        if key not in known | {"args", "kwargs", "inplace"} | FIXED.get(name, {}).keys()
+        and f"{name} {key}" not in ELSEWHERE
     ]
     assert missing == []
+
+
+@pytest.mark.parametrize("engine", ["numpy"], indirect=True)
+@pytest.mark.parametrize("name", FIXED)
+def test_a_setting_that_has_one_value_takes_that_and_refuses_others(engine, name):
+    given = next(row[1] for row in TABLE if row[0] == name)
+    more = {"mode": "bilinear", "size": 3} if name == "interpolate" else {}
+    for key, wrong in FIXED[name].items():
+        usual = inspect.signature(getattr(torch.nn.functional, name)).parameters.get(key)
+        default = False if usual is None else usual.default
+        same(ours(name, given, more | {key: default}), theirs(name, given, more))
+        with pytest.raises(ValueError, match=f"^{name}: {key}={wrong} must be {default}: "):
+            ours(name, given, more | {key: wrong})
+
+
+CURVED = [row for row in TABLE if {"ceil_mode", "mode", "count_include_pad"} & row[2].keys()]
+CURVED.append(("interpolate", [LINE], {"size": 1, "mode": "linear", "align_corners": True}))
+
+
+@pytest.mark.parametrize("row", CURVED, ids=[row[0] for row in CURVED])
+def test_the_gradient_through_edges_and_lines_is_torchs(engine, row):
+    name, (given, *more), settings = row
+    agree(lambda f, x: getattr(f.nn.functional, name)(x, *more, **settings), given)
+
+
+def test_borders_that_the_elements_do_not_suffice_for_are_refused(engine):
+    for mode, most in (("reflect", 7), ("circular", 8), ("replicate", 50)):
+        assert F.pad(gt.ones(1, 8), (most, 0), mode=mode).shape == (1, 8 + most)
+        if most < 50:
+            with pytest.raises(ValueError, match=f"{mode}' has too few elements on axis 1 of"):
+                F.pad(gt.ones(1, 8), (most + 1, 0), mode=mode)
+    with pytest.raises(ValueError, match="must be one of constant, reflect, circular, replicate"):
+        F.pad(gt.ones(1, 8), (1, 0), mode="mirror")
+    with pytest.raises(ValueError, match="must be one of nearest, nearest-exact, linear"):
+        F.interpolate(gt.ones(1, 1, 8), 4, mode="bilinear")
+    with pytest.raises(ValueError, match="align_corners=False must be None"):
+        F.interpolate(gt.ones(1, 1, 8), 4, align_corners=False)
+    with pytest.raises(TypeError, match="the tensor is int64, and must be of floats"):
+        F.interpolate(gt.ones(1, 1, 8).long(), 4, mode="linear")
+    with pytest.raises(ValueError, match="divisor_override=0 divides by 0"):
+        F.avg_pool2d(gt.ones(1, 1, 8, 8), 2, divisor_override=0)
 
 
 def test_a_row_of_an_embedding_that_is_padding_gets_no_gradient(engine):

@@ -53,6 +53,12 @@ LAYERS = [
     ("MaxPool2d", (2,), {"stride": 1, "padding": 1, "dilation": 2}, IMAGES),
     ("AvgPool2d", (2,), {}, IMAGES),
     ("AvgPool2d", ((2, 3), 1, 1), {}, IMAGES),
+    ("AvgPool2d", (3, 2, 1, True, False), {}, IMAGES),
+    ("AvgPool2d", (3, 2), {"divisor_override": 4}, IMAGES),
+    ("MaxPool2d", (3, 2, 1, 1, False, True), {}, IMAGES),
+    ("Conv2d", (4, 3, 3), {"padding": (1, 2), "padding_mode": "reflect"}, IMAGES),
+    ("Conv2d", (4, 3, (2, 3)), {"padding": "same", "padding_mode": "circular"}, IMAGES),
+    ("Conv2d", (4, 3, 3), {"padding": "valid", "padding_mode": "replicate"}, IMAGES),
     ("Identity", (4,), {"more": 1}, ROWS),
     ("Embedding", (5, 3), {"padding_idx": -4}, CLASSES),
     ("LayerNorm", (4,), {"bias": False}, ROWS),
@@ -90,6 +96,9 @@ LAYERS = [
     ("MaxPool1d", (2, 1, 1, 2), {}, SIGNALS),
     ("AvgPool1d", (2,), {}, SIGNALS),
     ("AvgPool1d", (3, 2, 1), {}, SIGNALS),
+    ("AvgPool1d", (3, 2, 1, True, False), {}, SIGNALS),
+    ("MaxPool1d", (3, 2, 1, 1, False, True), {}, SIGNALS),
+    ("Conv1d", (4, 3, 3), {"padding": 2, "padding_mode": "replicate"}, SIGNALS),
     ("AdaptiveAvgPool1d", (3,), {}, SIGNALS),
     ("AdaptiveAvgPool2d", (1,), {}, IMAGES),
     ("AdaptiveAvgPool2d", ((4, None),), {}, IMAGES),
@@ -98,6 +107,9 @@ LAYERS = [
     ("Upsample", (), {"scale_factor": 2.0}, IMAGES),
     ("Upsample", ((4, 9),), {}, IMAGES),
     ("Upsample", (), {"scale_factor": 1.7}, SIGNALS),
+    ("Upsample", (), {"scale_factor": 2.0, "mode": "bilinear", "align_corners": True}, IMAGES),
+    ("Upsample", (5, None, "linear"), {}, SIGNALS),
+    ("Embedding", (5, 3, None, None, 2.0, False, False), {}, CLASSES),
     ("Unflatten", (1, (2, -1)), {}, IMAGES),
     ("ELU", (), {}, ROWS),
     ("ELU", (0.3,), {"inplace": False}, ROWS),
@@ -410,9 +422,29 @@ REFUSED = {
     "a batch of one": (lambda: nn.BatchNorm1d(3)(gt.ones(1, 3)), "more than one value"),
     "an image for BatchNorm1d": (lambda: nn.BatchNorm1d(3)(gt.ones(1, 3, 2, 2)), "2 or 3 axes"),
     "groups that do not divide": (lambda: nn.GroupNorm(3, 4), "must divide num_channels=4"),
-    "bilinear upsampling": (
-        lambda: nn.Upsample(scale_factor=2, mode="bilinear")(gt.ones(1, 1, 2, 2)),
-        "must be 'nearest'",
+    "cubic upsampling": (
+        lambda: nn.Upsample(scale_factor=2, mode="bicubic")(gt.ones(1, 1, 2, 2)),
+        "must be one of nearest, nearest-exact, bilinear",
+    ),
+    "indices of a pool": (
+        lambda: nn.MaxPool2d(2, return_indices=True)(gt.ones(1, 2, 2)),
+        "max_pool2d: return_indices=True must be False",
+    ),
+    "an embedding of short rows": (
+        lambda: nn.Embedding(3, 2, max_norm=1.0),
+        "Embedding: max_norm=1.0 must be None: limit the norms yourself",
+    ),
+    "keys beside the sequence": (
+        lambda: nn.MultiheadAttention(4, 2, add_bias_kv=True),
+        "add_bias_kv=True must be False: put what all may look at",
+    ),
+    "a projected state": (
+        lambda: nn.LSTM(4, 5, proj_size=2),
+        "LSTM: proj_size=2 must be 0: put a Linear behind the layer",
+    ),
+    "a border of its own": (
+        lambda: nn.Conv2d(1, 1, 2, padding_mode="mirror"),
+        "must be 'zeros' or 'reflect' or 'replicate' or 'circular'",
     ),
     "too great an output_padding": (
         lambda: nn.ConvTranspose2d(1, 1, 2, output_padding=1)(gt.ones(1, 1, 2, 2)),
@@ -428,7 +460,7 @@ REFUSED = {
             lambda name=name: getattr(nn, name)(1, 1, 2, padding_mode="circular"),
             f"{name}: padding_mode='circular' must be 'zeros'",
         )
-        for name in ("Conv1d", "Conv2d", "ConvTranspose1d", "ConvTranspose2d")
+        for name in ("ConvTranspose1d", "ConvTranspose2d")
     },
     "three sizes": (lambda: nn.Conv2d(1, 1, (1, 2, 3)), "must be a number, or 2"),
     "an adaptive pool of nothing": (lambda: nn.AdaptiveAvgPool2d(0)(gt.ones(1, 2, 2)), "2 numbers"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -84,6 +86,47 @@ def test_what_cannot_be_saved_or_read_is_said(engine, tmp_path):
     for damaged in (whole[:-1], whole[:5], bytes([255] * 64), *wrong):
         path.write_bytes(damaged)
         with pytest.raises(ValueError, match="no whole file of safetensors"):
+            gt.load(path)
+
+
+@pytest.mark.parametrize("engine", ["numpy"], indirect=True)
+def test_files_that_are_open_are_written_and_read(engine, tmp_path):
+    state = nn.Linear(3, 2).state_dict()
+    held = io.BytesIO()
+    gt.save(state, held)
+    assert safetensors.numpy.load(held.getvalue()).keys() == state.keys()
+    held.seek(0)
+    assert (gt.load(held)["weight"].data == state["weight"].data).all()
+    path = tmp_path / "file"
+    with open(path, "wb") as file:
+        gt.save([gt.ones(2), 3], file)
+    with open(path, "rb") as file:
+        found, number = gt.load(file)
+    assert found.tolist() == [1, 1] and number == 3
+    for wrong in (io.StringIO(), 7):
+        with pytest.raises(TypeError, match="is no file: give a path, or a file that is open"):
+            gt.load(wrong)
+        with pytest.raises(TypeError, match="is no file: give a path, or a file that is open"):
+            gt.save(gt.ones(1), wrong)
+    with pytest.raises(ValueError, match=r"BytesIO.* is no whole file of safetensors"):
+        gt.load(io.BytesIO(b"no"))
+
+
+@pytest.mark.parametrize("engine", ["numpy"], indirect=True)
+def test_a_file_is_loaded_with_the_settings_that_torch_has(engine, tmp_path):
+    path = tmp_path / "file"
+    gt.save({"x": gt.ones(2)}, path)
+    for place in (None, "cpu", "cuda:0", gt.device("cpu"), torch.device("cpu")):
+        assert gt.load(path, place, weights_only=True)["x"].tolist() == [1, 1]
+    assert gt.load(path, map_location="cpu", weights_only=False, mmap=True)["x"].shape == (2,)
+    with pytest.raises(RuntimeError, match="name one of cpu"):
+        gt.load(path, map_location="gpu")
+    for moved in (lambda storage, place: storage, {"cuda:0": "cpu"}):
+        with pytest.raises(TypeError, match=r"map_location is a .*: leave it out"):
+            gt.load(path, map_location=moved)
+    for way in (True, False):
+        torch.save({"x": torch.ones(2)}, path, _use_new_zipfile_serialization=way)
+        with pytest.raises(ValueError, match=r"torch\.save wrote it: read it with torch\.load"):
             gt.load(path)
 
 

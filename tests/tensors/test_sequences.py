@@ -62,7 +62,7 @@ def test_recurrent_layers_are_torchs(engine):
         ("RNN", {}),
         ("RNN", {"nonlinearity": "relu", "bias": False}),
         ("LSTM", {"num_layers": 2, "bidirectional": True}),
-        ("LSTM", {"batch_first": True}),
+        ("LSTM", {"batch_first": True, "proj_size": 0}),
         ("GRU", {"num_layers": 2, "bidirectional": True, "batch_first": True}),
     ):
         ours, theirs = getattr(nn, name)(3, 5, **more), getattr(torch.nn, name)(3, 5, **more)
@@ -110,7 +110,11 @@ def test_attention_of_several_heads_is_torchs(engine):
     for name, more, masks in (
         ("MultiheadAttention", {}, {}),
         ("MultiheadAttention", {"bias": False}, {"attn_mask": CAUSAL, "need_weights": False}),
-        ("MultiheadAttention", {}, {"attn_mask": ADDED, "average_attn_weights": False}),
+        (
+            "MultiheadAttention",
+            {"add_bias_kv": False, "add_zero_attn": False},
+            {"attn_mask": ADDED, "average_attn_weights": False},
+        ),
         ("MultiheadAttention", {}, {"key_padding_mask": PADDED}),
         ("MultiheadAttention", {}, {"key_padding_mask": ALL_EMPTY, "need_weights": False}),
         ("MultiheadAttention", {}, {"attn_mask": CAUSAL, "is_causal": True, "need_weights": False}),
