@@ -20,7 +20,7 @@
 #include "base/status.h"
 
 enum {
-  SHMI_ATTACH_VERSION = 6, /* raised with any change of frames, scoreboard or this file */
+  SHMI_ATTACH_VERSION = 7, /* raised with any change of frames, scoreboard, manifest or this file */
   SHMI_ATTACH_NAME_BYTES = 64,
   SHMI_ATTACH_SENTENCE_BYTES = 256
 };
