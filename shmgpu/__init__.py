@@ -88,8 +88,13 @@ Tensors, computed by helpers, in PyTorch's spelling:
     bincount        how often each whole number is there
     allclose        whether all are near each other
     equal           whether shapes and elements are the same
-    is_tensor       whether something is a tensor
+    is_tensor       whether something is a tensor; also is_floating_point
     numel           the number of elements
+    clone           a tensor of its own with the same elements
+    detach          the same elements, through which no gradients flow
+    t               a matrix transposed
+    tril_indices    the places of a matrix's lower triangle
+    triu_indices    the places of its upper triangle
     grad            gradients of outputs with respect to inputs
     no_grad         a context in which nothing is recorded for gradients; also inference_mode
     enable_grad     a context that records again; also set_grad_enabled
@@ -259,8 +264,9 @@ _TENSOR_NAMES = {
         "array_api.types": "finfo iinfo",
         "tensors.factories": "arange empty empty_like eye full_like get_default_dtype linspace "
         "logspace ones_like rand_like randn_like zeros_like",
-        "tensors.whole": "allclose as_tensor bernoulli bincount equal is_tensor masked_select "
-        "meshgrid multinomial nonzero normal numel randint randperm unique",
+        "tensors.whole": "allclose as_tensor bernoulli bincount clone detach equal "
+        "is_floating_point is_tensor masked_select meshgrid multinomial nonzero normal numel "
+        "randint randperm t tril_indices triu_indices unique",
         "tensors.devices": "device",
         "tensors.generators": "Generator get_rng_state initial_seed seed set_rng_state",
         "tensors.grad_mode": "enable_grad inference_mode is_grad_enabled no_grad set_grad_enabled",

@@ -44,7 +44,10 @@ from shmgpu.tensors.whole import allclose as allclose
 from shmgpu.tensors.whole import as_tensor as as_tensor
 from shmgpu.tensors.whole import bernoulli as bernoulli
 from shmgpu.tensors.whole import bincount as bincount
+from shmgpu.tensors.whole import clone as clone
+from shmgpu.tensors.whole import detach as detach
 from shmgpu.tensors.whole import equal as equal
+from shmgpu.tensors.whole import is_floating_point as is_floating_point
 from shmgpu.tensors.whole import is_tensor as is_tensor
 from shmgpu.tensors.whole import masked_select as masked_select
 from shmgpu.tensors.whole import meshgrid as meshgrid
@@ -54,6 +57,9 @@ from shmgpu.tensors.whole import normal as normal
 from shmgpu.tensors.whole import numel as numel
 from shmgpu.tensors.whole import randint as randint
 from shmgpu.tensors.whole import randperm as randperm
+from shmgpu.tensors.whole import t as t
+from shmgpu.tensors.whole import tril_indices as tril_indices
+from shmgpu.tensors.whole import triu_indices as triu_indices
 from shmgpu.tensors.whole import unique as unique
 from shmgpu.tensors.devices import device as device
 from shmgpu.tensors.generators import Generator as Generator

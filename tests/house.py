@@ -369,7 +369,8 @@ nn/simple                           child
 nn/recurrent                        child
 nn/attention                        child
 nn/init                             child
-nn/utils                            child
+nn/utils/rnn                        child
+nn/utils/__init__                   child
 nn/__init__                         child
 parallel/programs                   child
 parallel/message                    child

@@ -33,7 +33,7 @@ FOUND: dict[str, Callable[..., Any]] = {
         (batch_normalising, "group_norm rms_norm normalize"),
         (signals, "conv1d conv_transpose1d conv_transpose2d max_pool1d avg_pool1d"),
         (resampling, "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool1d"),
-        (resampling, "adaptive_max_pool2d interpolate"),
+        (resampling, "adaptive_max_pool2d interpolate pixel_shuffle pixel_unshuffle"),
         (distances, "cosine_embedding_loss margin_ranking_loss"),
         (distances, "hinge_embedding_loss soft_margin_loss pairwise_distance poisson_nll_loss"),
         (distances, "triplet_margin_loss gaussian_nll_loss kl_div smooth_l1_loss huber_loss"),

@@ -58,6 +58,11 @@ class IncompatibleKeys(NamedTuple):
     missing_keys: list[str]
     unexpected_keys: list[str]
 
+    def __repr__(self) -> str:
+        if any(self):
+            return f"IncompatibleKeys(missing_keys={self[0]}, unexpected_keys={self[1]})"
+        return "<All keys matched successfully>"
+
 
 _TABLES = ("_parameters", "_buffers", "_modules")
 

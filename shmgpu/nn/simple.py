@@ -416,6 +416,20 @@ class Upsample(_Operation):
         return f"{given}, mode={self.mode!r}"
 
 
+class PixelShuffle(_Operation):
+    """Channels as finer pixels: (..., C r r, H, W) -> (..., C, H r, W r) (Shi et al., 2016)."""
+
+    operation = "pixel_shuffle"
+    defaults = (("upscale_factor", 2),)
+
+
+class PixelUnshuffle(_Operation):
+    """Pixels as channels: (..., C, H r, W r) -> (..., C r r, H, W), where r is the factor."""
+
+    operation = "pixel_unshuffle"
+    defaults = (("downscale_factor", 2),)
+
+
 # ---- dropout -------------------------------------------------------------------------------------
 
 

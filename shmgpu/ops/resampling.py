@@ -6,7 +6,7 @@ Owns the functions that record them. Never computes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from shmgpu.ops import graph, ordering, rules
@@ -17,7 +17,7 @@ from shmgpu.ops.graph import Node
 from shmgpu.ops.indexing import index_select
 from shmgpu.ops.promotion import float64, int64, is_float
 from shmgpu.ops.reductions import amax, mean
-from shmgpu.ops.shaping import cat, narrow, reshape
+from shmgpu.ops.shaping import cat, narrow, permute, reshape
 from shmgpu.ops.windows import NO_INDICES, avg_pool2d
 
 Reduce = Callable[[Node, int, bool], Node]
@@ -108,6 +108,53 @@ def adaptive_max_pool2d(input: Node, output_size: Any, return_indices: bool = Fa
     """
     rules.only("adaptive_max_pool2d", return_indices=(return_indices, False, NO_INDICES))
     return _adapted(input, output_size, 2, "adaptive_max_pool2d", _first_largest)
+
+
+def _moved(x: Node, shape: Sequence[int], order: Sequence[int]) -> Node:
+    """In that shape, with the last five axes in that order."""
+    lead = len(shape) - 5
+    return permute(reshape(x, tuple(shape)), (*range(lead), *[lead + one for one in order]))
+
+
+def _image(x: Node, factor: int, name: str) -> tuple[int, ...]:
+    if len(x.spec.shape) < 3 or rules.whole(factor, name, "the factor") < 1:
+        raise ValueError(
+            f"{name}: takes (..., C, H, W), and a factor from 1: not {x.spec.shape}, {factor}"
+        )
+    return x.spec.shape
+
+
+def pixel_shuffle(input: Node, upscale_factor: int) -> Node:
+    """Channels as finer pixels: (..., C r r, H, W) -> (..., C, H r, W r), where r is the factor.
+
+    Shi et al., Real-Time Single Image and Video Super-Resolution, 2016.
+
+    Raises:
+        ValueError: there are fewer axes, or the channels are no multiple of r r.
+    """
+    *lead, channels, rows, columns = _image(input, upscale_factor, "pixel_shuffle")
+    r = upscale_factor
+    if channels % (r * r):
+        raise ValueError(f"pixel_shuffle: {channels} channels are no multiple of {r} * {r}")
+    count = channels // (r * r)
+    moved = _moved(input, (*lead, count, r, r, rows, columns), (0, 3, 1, 4, 2))
+    return reshape(moved, (*lead, count, rows * r, columns * r))
+
+
+def pixel_unshuffle(input: Node, downscale_factor: int) -> Node:
+    """Pixels as channels: (..., C, H r, W r) -> (..., C r r, H, W), where r is the factor.
+
+    Raises:
+        ValueError: there are fewer axes, or rows or columns are no multiples of r.
+    """
+    *lead, channels, rows, columns = _image(input, downscale_factor, "pixel_unshuffle")
+    r = downscale_factor
+    if rows % r or columns % r:
+        raise ValueError(f"pixel_unshuffle: {rows} rows, {columns} columns: no multiples of {r}")
+    apart = (*lead, channels, rows // r, r, columns // r, r)
+    return reshape(
+        _moved(input, apart, (0, 2, 4, 1, 3)), (*lead, channels * r * r, rows // r, columns // r)
+    )
 
 
 LINEAR = {"linear": 1, "bilinear": 2, "trilinear": 3}  # modes, and how many axes each is for

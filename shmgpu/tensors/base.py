@@ -38,7 +38,7 @@ from shmgpu.tensors.elements import Data, Readable, shown_elements
 from shmgpu.tensors.grad_mode import no_grad
 from shmgpu.tensors.hooks import RemovableHandle, registered
 from shmgpu.tensors.message import Held, LostValue, said
-from shmgpu.tensors.operands import as_index, as_operand, leaf_of, places_of
+from shmgpu.tensors.operands import as_index, as_operand, leaf_of, places_among, places_of
 from shmgpu.tensors.sharing import Shared, snapshot, view
 from shmgpu.tensors.walks import is_on
 
@@ -176,6 +176,10 @@ class Tensor(Readable, Operations):
     def view_as(self, other: Tensor) -> Tensor:
         """The same elements in another tensor's shape."""
         return view(self, shaping.reshape(self._node, other.shape))
+
+    def reshape_as(self, other: Tensor) -> Tensor:
+        """As :meth:`view_as`."""
+        return self.view_as(other)
 
     def expand_as(self, other: Tensor) -> Tensor:
         """Axes of length 1 expanded to another tensor's shape."""
@@ -514,6 +518,8 @@ class Tensor(Readable, Operations):
             index = index.numpy()  # it is looked at: the shape depends on its elements
         if isinstance(index, (list, np.ndarray)):
             index = places_of(index, self.shape)
+        elif isinstance(index, tuple):
+            index = places_among(index, self.shape)
         return view(self, brackets.getitem(self._node, as_index(index)))
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -523,6 +529,8 @@ class Tensor(Readable, Operations):
                 index = index.numpy()  # it is looked at: which values go where depends on it
             if isinstance(index, (list, np.ndarray)):
                 index = places_of(index, self.shape)
+        if isinstance(index, tuple):
+            index = places_among(index, self.shape)
         index = as_index(index)
         if type(value) is Tensor and self._is_part(index, value):
             return  # ``x[index] += y`` has done so

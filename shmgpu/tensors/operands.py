@@ -16,7 +16,7 @@ from shmgpu.codec import arrays, dtypes
 from shmgpu.codec.dtypes import DType
 from shmgpu.ops import graph
 from shmgpu.ops.graph import Node, spec_of
-from shmgpu.ops.promotion import CATEGORY, TYPES, float32, number
+from shmgpu.ops.promotion import CATEGORY, TYPES, bool_, float32, number
 from shmgpu.tensors import current
 from shmgpu.tensors.message import Held
 
@@ -80,6 +80,39 @@ def places_of(index: Any, shape: tuple[int, ...]) -> Any:
     if mask.shape != shape[: mask.ndim]:
         raise IndexError(f"the mask's shape {mask.shape} is not a prefix of {shape}")
     return mask.nonzero()
+
+
+def places_among(index: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[Any, ...]:
+    """An index of several parts, with the places where they hold instead of masks of bools.
+
+    Their elements are computed now: the shape depends on them.
+    """
+    masks = {at: mask for at, one in enumerate(index) if (mask := _mask(one)) is not None}
+    if not masks:
+        return index
+    taken = [masks[at].ndim if at in masks else one is not None for at, one in enumerate(index)]
+    dots = next((at for at, one in enumerate(index) if one is Ellipsis), None)
+    if dots is not None:
+        taken[dots] = len(shape) - sum(taken) + 1
+    found: list[Any] = []
+    for at, one in enumerate(index):
+        if at in masks:
+            axis = sum(taken[:at])
+            found += places_of(masks[at], shape[axis:])
+        else:
+            found.append(one)
+    return tuple(found)
+
+
+def _mask(one: Any) -> Any:
+    """The elements of a mask of bools that has axes; None of anything else."""
+    if isinstance(one, Shown):
+        is_mask = one._node.spec.dtype is bool_ and one._node.spec.shape
+        return current.elements(one._node) if is_mask else None
+    if isinstance(one, np.ndarray) or (isinstance(one, list) and one and type(one[0]) is bool):
+        mask = np.asarray(one)
+        return mask if mask.dtype == bool and mask.ndim else None
+    return None
 
 
 def kind_of(array: np.ndarray[Any, Any]) -> DType:

@@ -154,6 +154,28 @@ def snapshot(of: T) -> T:
     return made
 
 
+def turn(of: T, node: Node) -> T:
+    """Have a tensor show its elements in another shape, in place.
+
+    Raises:
+        RuntimeError: it collects gradients, or there are views of it, which would have to turn.
+    """
+    if node is of._node:
+        return of
+    chain = views.chain_from(of._node, node)
+    if of._shared is not None and of._view is None:
+        if of._shared.alive():
+            raise RuntimeError(
+                "a tensor changes its shape in place while there are views of it: take the other "
+                "shape as a tensor of its own, as in y = x.unsqueeze(0)"
+            )
+        of._shared = None
+    of._replace(node)
+    if of._view is not None and chain is not None:
+        of._view = (*of._view, *chain)
+    return of
+
+
 def view(of: T, node: Node, chain: views.Chain | None = None, always: bool = False) -> T:
     """The tensor that shows the node: a view where its elements lie among those of another.
 

@@ -22,7 +22,7 @@ from shmgpu.tensors.factories import Sizes, full, manual_seed, ones, rand, randn
 from shmgpu.tensors.grad_mode import no_grad
 from shmgpu.tensors.operands import as_operand
 from shmgpu.tensors.operations import ALSO, FUNCTIONS, as_argument, recording
-from shmgpu.tensors.sharing import snapshot, view
+from shmgpu.tensors.sharing import snapshot, turn, view
 
 __all__ = [
     "ALSO",
@@ -132,6 +132,16 @@ def _changing(name: str) -> Callable[..., Any]:
     return update
 
 
+def _turning(name: str) -> Callable[..., Any]:
+    record = getattr(shaping, name)
+
+    def update(self: Tensor, *args: Any, **options: Any) -> Tensor:
+        return turn(self, record(self._node, *args, **options))
+
+    update.__doc__ = f"As :func:`shmgpu.{name}`; this tensor takes that shape."
+    return update
+
+
 def _of_torch(cls: Any, function: Any, types: Any, args: Any, kwargs: Any = None) -> Any:
     return interop.with_torch(cls, function, args, kwargs or {}, {*FUNCTIONS, *dir(whole)})
 
@@ -143,6 +153,8 @@ def _add_methods() -> None:
     Tensor.__torch_function__ = classmethod(_of_torch)
     for name in _CHANGING.split():
         setattr(Tensor, f"{name}_", _changing(name))
+    for name in ("squeeze", "unsqueeze"):
+        setattr(Tensor, f"{name}_", _turning(name))
     for name, call in FUNCTIONS.items():
         if name not in _NOT_METHODS:
             setattr(Tensor, name, call)

@@ -316,6 +316,59 @@ def numel(input: Tensor) -> int:
     return input.numel()
 
 
+def is_floating_point(input: Tensor) -> bool:
+    """Whether the elements are floats."""
+    return input.is_floating_point()
+
+
+def clone(input: Tensor, *, memory_format: Any = None) -> Tensor:
+    """A separate tensor with the same elements; ``memory_format`` is accepted."""
+    return input.clone()
+
+
+def detach(input: Tensor) -> Tensor:
+    """As :meth:`Tensor.detach`."""
+    return input.detach()
+
+
+def t(input: Tensor) -> Tensor:
+    """A matrix transposed, as :meth:`Tensor.t`."""
+    return input.t()
+
+
+def tril_indices(
+    row: int, col: int, offset: int = 0, *, dtype: Any = _INT64, device: Any = None
+) -> Tensor:
+    """Rows and columns of a matrix's lower triangle, row after row: (2, count).
+
+    Args:
+        row: how many rows the matrix has.
+        col: how many columns.
+        offset: the diagonal to which it reaches; above 0 one above the main one.
+        dtype: of the result.
+        device: accepted, and changes nothing: tensors live where helpers compute.
+
+    Raises:
+        ValueError: a number is negative.
+    """
+    return _triangle("tril_indices", (row, col), offset, dtype, device)
+
+
+def triu_indices(
+    row: int, col: int, offset: int = 0, *, dtype: Any = _INT64, device: Any = None
+) -> Tensor:
+    """Rows and columns of a matrix's upper triangle; arguments as for :func:`tril_indices`."""
+    return _triangle("triu_indices", (row, col), offset, dtype, device)
+
+
+def _triangle(name: str, size: tuple[int, int], offset: int, dtype: Any, device: Any) -> Tensor:
+    accepted(device)
+    if min(size) < 0:
+        raise ValueError(f"{name}: a matrix has no {size} rows and columns: give 0 or more")
+    places = getattr(np, name)(size[0], offset, size[1])
+    return tensor(np.stack(places).astype(np.int64), dtype=dtype)
+
+
 # ---- methods -------------------------------------------------------------------------------------
 
 

@@ -97,6 +97,8 @@ TABLE = [
     ),
     ("embedding", [np.array([0, 2, 1]), floats(4, 3)], {}),
     ("one_hot", [LABELS], {"num_classes": 6}),
+    ("pixel_shuffle", [IMAGE, 2], {}),
+    ("pixel_unshuffle", [IMAGE, 2], {}),
     ("pad", [IMAGE, (1, 2, 0, 1)], {"value": 2.5}),
     ("pad", [IMAGE, (1, 7, 0, 3)], {"mode": "reflect"}),
     ("pad", [IMAGE, (1, 8, -2, 3)], {"mode": "circular"}),

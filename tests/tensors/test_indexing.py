@@ -140,6 +140,39 @@ def test_a_mask_writes_a_value_for_each_hit(engine, what):
     agree(written, X, RNG.uniform(-1, 1, X.size), dtype="float64")
 
 
+AMONG = {  # masks beside other parts of an index, of (4, 3, 5)
+    "a mask, then a slice": lambda f, m, n: (m, slice(None, 2)),
+    "a mask, then a number": lambda f, m, n: (m, 1),
+    "a mask behind dots": lambda f, m, n: (..., n),
+    "a mask behind a slice": lambda f, m, n: (slice(1, None), slice(None), n),
+    "a mask behind a new axis": lambda f, m, n: (None, m),
+    "a mask of two axes": lambda f, m, n: (slice(None), n.expand(3, 5), None),
+    "two masks": lambda f, m, n: (m, slice(None), n & (n.cumsum(0) < 3)),
+    "a mask as a list": lambda f, m, n: (slice(None), 0, [True, False, True, True, False]),
+    "a mask that is known": lambda f, m, n: (
+        (slice(None), slice(3), np.arange(5) > 2)
+        if f is OURS
+        else (slice(None), slice(3), torch.arange(5) > 2)
+    ),
+    "a mask that holds nowhere": lambda f, m, n: (m & ~m, slice(2)),
+}
+
+
+@pytest.mark.parametrize("what", AMONG)
+def test_a_mask_stands_among_other_parts(engine, what):
+    def made(f, x, m, n, value=None):
+        index = AMONG[what](f, m, n)
+        y = x * 2
+        if value is not None:
+            y[index] = value
+        return y if value is not None else y[index]
+
+    masks = np.array([True, False, True, False]), np.array([False, True, True, False, True])
+    agree(made, X, *masks, dtype="float64")
+    agree(lambda f, x, m, n: made(f, x, m, n, 7.0), X, *masks, dtype="float64")
+    agree(lambda f, x, m, n: made(f, x, m, n, made(f, -x, m, n)), X, *masks, dtype="float64")
+
+
 def test_a_mask_is_added_to_where_it_holds(engine):
     x, y = st.tensor(X), torch.tensor(X)
     x[x > 0] += 1
@@ -202,7 +235,8 @@ def test_what_is_no_index_is_refused_in_a_sentence(engine):
         ((..., 0, ...), "..."),
         (([0, 1], [0, 1, 2]), "broadcast"),
         (st.ones(2), "integers"),
-        ((x > 0, 0), "where"),
+        ((x > 0, 0), "too many"),
+        ((slice(None), x[:, 0] > 0), r"shape \(2,\) is not a prefix of \(3,\)"),
     ):
         with pytest.raises((IndexError, TypeError, ValueError), match=words):
             x[index]

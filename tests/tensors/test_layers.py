@@ -110,6 +110,8 @@ LAYERS = [
     ("Upsample", (), {"scale_factor": 2.0, "mode": "bilinear", "align_corners": True}, IMAGES),
     ("Upsample", (5, None, "linear"), {}, SIGNALS),
     ("Embedding", (5, 3, None, None, 2.0, False, False), {}, CLASSES),
+    ("PixelShuffle", (2,), {}, IMAGES),
+    ("PixelUnshuffle", (3,), {}, IMAGES[0]),
     ("Unflatten", (1, (2, -1)), {}, IMAGES),
     ("ELU", (), {}, ROWS),
     ("ELU", (0.3,), {"inplace": False}, ROWS),
@@ -450,6 +452,15 @@ REFUSED = {
         lambda: nn.ConvTranspose2d(1, 1, 2, output_padding=1)(gt.ones(1, 1, 2, 2)),
         "must be less than stride",
     ),
+    "pixels of too few channels": (
+        lambda: nn.PixelShuffle(2)(gt.ones(1, 3, 2, 2)),
+        r"3 channels are no multiple of 2 \* 2",
+    ),
+    "pixels that do not come to an end": (
+        lambda: nn.PixelUnshuffle(2)(gt.ones(1, 3, 2)),
+        "3 rows, 2 columns: no multiples of 2",
+    ),
+    "pixels of a row": (lambda: nn.PixelShuffle(1)(gt.ones(3, 2)), r"takes \(..., C, H, W\)"),
     "no such padding row": (lambda: nn.Embedding(3, 2, 3), "none of the 3 rows"),
     "a weight of other classes": (
         lambda: nn.CrossEntropyLoss(gt.ones(3))(gt.ones(2, 4), gt.tensor([0, 1])),

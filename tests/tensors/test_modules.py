@@ -172,10 +172,11 @@ def test_a_state_is_loaded_as_torch_loads_it(pair):
     state = theirs.state_dict()
     found, want = ours.load_state_dict(state), theirs.load_state_dict(state)
     assert (found.missing_keys, found.unexpected_keys) == ([], []) == tuple(want)
+    assert repr(found) == repr(want) == f"{found}"
     wrong = {**state, "more": torch.ones(1)}
     del wrong["tied.bias"]
     found, want = (m.load_state_dict(wrong, strict=False) for m in pair)
-    assert found == tuple(want)
+    assert found == tuple(want) and repr(found) == repr(want).removeprefix("_")
     told = []
     for model in pair:
         with pytest.raises(RuntimeError) as caught:

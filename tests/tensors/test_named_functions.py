@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from tensors.against_torch import agree, same
 from tensors.samples import regular
 
 import shmgpu as gt
@@ -468,12 +469,28 @@ def test_what_depends_on_elements_is_looked_at(engine):
     assert gt.equal(x, x.clone()) and not gt.equal(x, x + 1) and not gt.equal(x, x[:1])
     assert gt.allclose(x.float(), x.float() + 1e-9) and not gt.allclose(x.float(), x.float() + 1)
     assert gt.is_tensor(x) and not gt.is_tensor(INTS) and gt.numel(x) == 12
+    assert gt.is_floating_point(x.float()) and not gt.is_floating_point(x)
     assert gt.as_tensor(x) is x and gt.as_tensor(INTS).tolist() == INTS.tolist()
     for indexing in ("ij", "xy"):
         ours = gt.meshgrid(gt.tensor(V), gt.tensor(W), indexing=indexing)
         others = torch.meshgrid(torch.tensor(V), torch.tensor(W), indexing=indexing)
         for one, other in zip(ours, others, strict=True):
             assert one.tolist() == other.tolist()
+
+
+def test_functions_of_tensors_methods_and_triangles_are_torchs(engine):
+    agree(lambda f, x: f.clone(f.t(x) * f.detach(x).reshape_as(f.t(x))), A)
+    whole = gt.tensor(A)
+    gt.t(whole).zero_()  # a view
+    gt.clone(whole).add_(1)
+    gt.detach(whole)[0] = 2
+    assert whole.sum().item() == 2 * A.shape[1]
+    for name in ("tril_indices", "triu_indices"):
+        for sizes in ((3, 4), (4, 2, 1), (2, 3, -1), (0, 3)):
+            same(getattr(gt, name)(*sizes), getattr(torch, name)(*sizes))
+        assert getattr(gt, name)(2, 2, dtype="int32").dtype.name == "int32"
+        with pytest.raises(ValueError, match="give 0 or more"):
+            getattr(gt, name)(-1, 2)
 
 
 def test_limits_of_types_are_torchs(engine):

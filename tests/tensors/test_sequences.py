@@ -11,6 +11,7 @@ from tensors.against_torch import agree, same
 
 import shmgpu as gt
 from shmgpu import nn
+from shmgpu.nn.utils.rnn import unpad_sequence
 
 pytestmark = pytest.mark.operations
 
@@ -97,6 +98,24 @@ def test_cells_are_torchs(engine):
         nn.LSTMCell(3, 5)(gt.ones(3), gt.ones(5))
     with pytest.raises(ValueError, match="must have 2 or 3 axes, the last of 3"):
         nn.LSTM(3, 5)(gt.ones(2, 4))
+
+
+def test_sequences_of_several_lengths_are_padded_as_torchs_are(engine):
+    rows = [RNG.normal(size=(n, 2)).astype("float32") for n in (2, 4, 0)]
+    for settings in ({}, {"batch_first": True, "padding_value": 7.0}, {"padding_side": "left"}):
+        ours, theirs = [gt.tensor(one, requires_grad=True) for one in rows], map(torch.tensor, rows)
+        found = nn.utils.rnn.pad_sequence(ours, **settings)
+        same(found, torch.nn.utils.rnn.pad_sequence(list(theirs), **settings), TOLERANCE)
+        (found * found).sum().backward()
+        np.testing.assert_allclose(ours[1].grad.data, 2 * rows[1], rtol=1e-6)
+    back = unpad_sequence(nn.utils.rnn.pad_sequence(ours), gt.tensor([2, 4, 0]))
+    assert [one.tolist() for one in back] == [one.tolist() for one in rows]
+    with pytest.raises(ValueError, match="differ in their first axis only"):
+        nn.utils.rnn.pad_sequence([gt.ones(2, 3), gt.ones(2)])
+    with pytest.raises(ValueError, match='must be "left" or "right"'):
+        nn.utils.rnn.pad_sequence(ours, padding_side="top")
+    with pytest.raises(ValueError, match="2 lengths are not for 1 sequences"):
+        unpad_sequence(gt.ones(1, 3), [1, 2], batch_first=True)
 
 
 CAUSAL = np.triu(np.ones((4, 4), bool), 1)

@@ -212,6 +212,30 @@ def test_a_weight_is_changed_through_what_is_detached_from_it(engine, made):
     assert ends[0] == ends[1]
 
 
+def test_a_tensor_takes_another_shape_in_place(engine):
+    ends = []
+    for f in (torch, gt):
+        x, weight = start(f), start(f, grad=True)
+        part = x[1]
+        part.unsqueeze_(0).add_(5)
+        seen = part[0]
+        alone = f.ones(1, 3)
+        alone.squeeze_(0).mul_(2)
+        alone.squeeze_()  # there is nothing to take away
+        made = weight * 2
+        made.unsqueeze_(-1)
+        (made * made).sum().backward()
+        ends.append(shown([x, part, seen, alone, made, weight.grad]))
+        with pytest.raises(RuntimeError):
+            weight.unsqueeze_(0)
+    assert ends[0] == ends[1]
+    x = start(gt)
+    row = x[0]
+    with pytest.raises(RuntimeError, match="while there are views of it"):
+        x.unsqueeze_(0)
+    assert row.shape == x.shape[1:]
+
+
 def test_what_cannot_be_seen_where_it_should_is_refused(engine):
     x = start(gt, grad=True)
     with pytest.raises(RuntimeError, match="view of a tensor that collects gradients"):

@@ -1,4 +1,4 @@
-"""What is done to all parameters, or gradients, at once: clipping, one vector of them.
+"""What is done to all parameters, or gradients, at once; and to sequences of several lengths.
 
 Owns these functions. Never waits for a value unless it is asked to check one.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from shmgpu.nn.utils import rnn
 from shmgpu.tensors.grad_mode import no_grad
 from shmgpu.tensors.tensor import FUNCTIONS, Tensor, tensor
 
@@ -16,6 +17,7 @@ __all__ = [
     "clip_grad_value_",
     "get_total_norm",
     "parameters_to_vector",
+    "rnn",
     "vector_to_parameters",
 ]
 
