@@ -194,6 +194,31 @@ def test_an_error_and_a_result_of_another_shape_among_many_alike_are_told(server
         assert "returned float64" in said["error"]
 
 
+def test_a_request_that_waited_is_not_taken_for_what_came_meanwhile(server, tmp_path):
+    """Another client's request is as long as the two that were sent in one piece, and so is its
+    body as the second one's."""
+    mine, other = moody(server), Client(server, "scale", [("x", "FP32", [2], 8)], ["y"])
+    data = struct.pack("<ff", 1, 2)
+    for _ in range(2):
+        assert mine.ask(data)[2] == data
+    two = mine.request(data) * 2
+    head, end, body = other.request(data).partition(b"\r\n\r\n")
+    pad = len(two) - len(head + end + body) - len(b"\r\nX-Pad: ")
+    long = head + b"\r\nX-Pad: " + b"x" * pad + end + body
+    with servers.Held(server, tmp_path / "gate"):
+        servers.until(lambda: server.pending() == 1, "the helper is busy")
+        mine.socket.sendall(two)
+        servers.until(lambda: server.pending() == 2, "the first waits")
+        other.socket.sendall(long)  # and nothing else: it would lie in its place
+    answers = b""
+    while answers.count(b"HTTP/1.1 200") < 2 or not answers.endswith(data):
+        answers += mine.socket.recv(65536)
+    assert struct.unpack("<ff", other.answer()[2]) == (2, 4)
+    for _ in range(ALIKE):
+        other.socket.sendall(long)
+        assert struct.unpack("<ff", other.answer()[2]) == (2, 4)
+
+
 class RegionClient(Client):
     """Its tensors lie in the regions ``in`` and ``out``; all that it sends is JSON."""
 

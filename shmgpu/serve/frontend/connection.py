@@ -507,6 +507,7 @@ class Connection(asyncio.BufferedProtocol):
     def _next(self) -> None:
         if not self.waiting:
             return
+        self.came = 0  # it is not in the scratch buffer any more
         request = self.waiting[0]
         if request.refusal is None:
             self.answer(request)
