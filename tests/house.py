@@ -474,6 +474,7 @@ serve/frontend/compression          child
 serve/frontend/generate             child
 serve/frontend/coalescing           child
 serve/frontend/fast_path            child
+serve/frontend/json_fast_path       child
 serve/frontend/access_log           child
 serve/frontend/routes               child
 serve/frontend/openapi              child

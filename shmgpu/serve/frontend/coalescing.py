@@ -160,7 +160,7 @@ class Coalescer:
         for index in waiting:
             turn = self._turns[index]
             if not turn.is_answered:
-                turn.connection.reply_whole(turn, b"".join(answers[index]))
+                turn.connection.reply_whole(turn, prepared.join(answers[index]))
         self._clear()
 
     def ended(self, call: Call | None, result: Any, error: BaseException | None) -> None:

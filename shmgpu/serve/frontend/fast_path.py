@@ -32,6 +32,7 @@ from shmgpu.serve.frontend.request import Request, head_of
 from shmgpu.serve.scheduling.catalog import Catalog
 from shmgpu.serve.scheduling.inference import Calls
 from shmgpu.serve.scheduling.pending import Outcome, Pending
+from shmgpu.serve.scheduling.templates import RequestTemplate
 
 MOST_PREPARED = 512  # all are forgotten when there are more
 MOST_SLOTS = 256  # of a prepared request
@@ -48,6 +49,7 @@ class PreparedRequest:
     Attributes:
         first: the answer's bytes before the outputs': head and JSON.
         frames: what stands before each output's bytes.
+        join: makes an answer of ``first``, and of each output's frame and bytes.
         parts: where each output's bytes begin and end in a call's output buffer.
         told: where it says something of outputs in regions, and what: that holds for the answer.
         inputs: where each input's bytes begin and end behind the JSON.
@@ -70,6 +72,7 @@ class PreparedRequest:
         "frames",
         "hint",
         "inputs",
+        "join",
         "parts",
         "plan",
         "queue",
@@ -84,9 +87,14 @@ class PreparedRequest:
         "version",
     )  # fmt: skip
 
-    def __init__(self, pending: Pending, call: Call, timeout: float | None, version: int) -> None:
-        template = pending.template
-        assert template is not None
+    def __init__(
+        self,
+        pending: Pending,
+        template: RequestTemplate,
+        call: Call,
+        timeout: float | None,
+        version: int,
+    ) -> None:
         self.template = template
         self.served = pending.served
         self.queue = pending.queue
@@ -105,6 +113,7 @@ class PreparedRequest:
         self.told: list[tuple[int, int, bytes]] = []
         self.first = b""
         self.frames: list[bytes] = []
+        self.join: Callable[[Sequence[Any]], bytes] = b"".join
         self.ready: list[RequestSlot] = []
         self.slots = 0
         self.hint: Any = None
@@ -228,7 +237,7 @@ class RequestSlot(Pending):
         self.calls.accounting.answered(
             self.served, self.queue, 1, self.rows, now - started_ns, started_ns
         )
-        turn.connection.reply_whole(turn, b"".join(self.pieces))
+        turn.connection.reply_whole(turn, self.prepared.join(self.pieces))
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
@@ -382,9 +391,11 @@ class PreparedRequests:
         self._calls.loop.call_soon(coalescer.send)
         return coalescer
 
-    def _prepared(self, pending: Pending) -> PreparedRequest | None:
+    def _prepared(
+        self, pending: Pending, template: RequestTemplate | None
+    ) -> PreparedRequest | None:
         """Of a known request that was just started; None: later ones are not alike enough."""
-        call, template = None if pending.call is None else pending.call.call, pending.template
+        call = None if pending.call is None else pending.call.call
         if call is None or template is None or template.omits:
             return None
         if pending.served.sequence or pending.digest or self._calls.spans is not None:
@@ -394,7 +405,7 @@ class PreparedRequests:
         if pending.queue.delays:  # its message may be taken back and sent again
             return None
         timeout = self._calls.timeout_of(pending.served, pending.request)
-        return PreparedRequest(pending, call, timeout, self._catalog.version)
+        return PreparedRequest(pending, template, call, timeout, self._catalog.version)
 
 
 class FastPath(PreparedRequests):
@@ -403,6 +414,7 @@ class FastPath(PreparedRequests):
     Args:
         calls, catalog, answering: of :class:`PreparedRequests`.
         scratch: what the worker's connections receive into.
+        otherwise: what a request is offered that is none of these, with the place of its body.
     """
 
     def __init__(
@@ -411,8 +423,10 @@ class FastPath(PreparedRequests):
         catalog: Catalog,
         scratch: memoryview,
         answering: Callable[[Request], Outcome],
+        otherwise: Callable[[Connection, int, int], bool],
     ) -> None:
         super().__init__(calls, catalog, answering)
+        self._otherwise = otherwise
         self._view = scratch
         self._find = scratch.obj.find  # type: ignore[attr-defined]
         # By a request's head: bytes of the body, of its JSON, and the prepared requests by JSON.
@@ -425,7 +439,7 @@ class FastPath(PreparedRequests):
         end = self._find(END, 0, count) + 4
         known = self._heads.get(view[:end].tobytes())
         if known is None:
-            return False
+            return self._otherwise(connection, count, end)
         length, header_length, by_json = known
         middle = end + header_length
         if count != end + length:
@@ -442,22 +456,15 @@ class FastPath(PreparedRequests):
 
     def candidate(self, request: Request, pending: Pending) -> Candidate | None:
         """What may become a prepared request: a known one, just started, that begins the buffer."""
-        connection, headers = request.connection, request.headers
-        count, header_length = connection.came, request.header_length
+        count, header_length = request.connection.came, request.header_length
         if header_length is None:  # all is JSON
             header_length = request.length
-        if not count or len(connection.waiting) != 1:
+        if not may_be_kept(request):
             return None
         end = self._find(END, 0, count) + 4
-        if count != end + request.length or end > MOST_HEAD or not request.keep_alive:
+        if count != end + request.length or end > MOST_HEAD:
             return None
-        if request.is_old:  # it must be told that its connection stays
-            return None
-        if any(name in headers for name in (b"content-encoding", b"expect")):
-            return None
-        if b"identity" != headers.get(b"accept-encoding", b"identity"):  # it may be compressed
-            return None
-        prepared = self._prepared(pending)
+        prepared = self._prepared(pending, pending.template)
         if prepared is None:
             return None
         middle = end + header_length
@@ -485,6 +492,19 @@ class FastPath(PreparedRequests):
         self._heads.clear()
         self._count = 0
         return had
+
+
+def may_be_kept(request: Request) -> bool:
+    """Whether a request that was just started begins the buffer, and its head asks for nothing."""
+    headers, connection = request.headers, request.connection
+    if not connection.came or len(connection.waiting) != 1 or not request.keep_alive:
+        return False
+    if request.is_old:  # it must be told that its connection stays
+        return False
+    if any(name in headers for name in (b"content-encoding", b"expect")):
+        return False
+    # Otherwise the answer may be compressed.
+    return headers.get(b"accept-encoding", b"identity") == b"identity"
 
 
 def binary_headers(header_length: int) -> tuple[bytes, bytes]:

@@ -220,7 +220,7 @@ class GrpcFastPath(PreparedRequests):
         """What takes the answer of a known message that may have others of its kind prepared."""
         if known.prepared is not None:
             return None
-        prepared = self._prepared(pending)
+        prepared = self._prepared(pending, pending.template)
         if prepared is None:
             return None
 

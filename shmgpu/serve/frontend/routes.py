@@ -21,6 +21,7 @@ from shmgpu.serve.frontend import generate as generating
 from shmgpu.serve.frontend.aside import LONG_BYTES, AsideThread
 from shmgpu.serve.frontend.compression import decoded, encoded
 from shmgpu.serve.frontend.fast_path import Candidate, FastPath, binary_headers
+from shmgpu.serve.frontend.json_fast_path import JsonFastPath
 from shmgpu.serve.frontend.request import Refusal, Request, error_body
 from shmgpu.serve.protocol import http_codec, json_reader
 from shmgpu.serve.protocol.types import InferRequest, InferResponse, ProtocolError, RequestLimits
@@ -58,6 +59,7 @@ class Front:
         limits: what :func:`.http_codec.parse_infer` is to allow; see there.
         options: what the command line said.
         fast_path: requests like an earlier one in all but their tensors' bytes.
+        json_fast_path: the same where these are numbers in JSON.
         regions: clients' shared memory.
         is_leaving: whether this worker is on its way to its end.
         routes: the table, and what a worker adds to it.
@@ -86,9 +88,12 @@ class Front:
         self.regions = regions
         self.token = token
         self.is_leaving = False
-        self.fast_path = FastPath(
-            calls, catalog, scratch, lambda request: _Answering(self, request)
-        )
+
+        def answering(request: Request) -> _Answering:
+            return _Answering(self, request)
+
+        self.json_fast_path = JsonFastPath(calls, catalog, scratch, answering)
+        self.fast_path = FastPath(calls, catalog, scratch, answering, self.json_fast_path.take)
         self.aside = AsideThread()
         self.routes = ROUTES
         self._paths: dict[bytes, tuple[str, str]] = {}
@@ -189,7 +194,7 @@ class Front:
                     return
             view = memoryview(body)
             parsed = http_codec.parse_infer(view, header_length, self.limits, served.metadata)
-            pending = self._start(request, served, parsed, started_ns)
+            pending = self._start(request, served, parsed, started_ns, is_in_buffer=True)
             if key is not None:
                 templates.remember(served, key, parsed, pending.args, view, seen)
         except Exception as error:
@@ -222,7 +227,12 @@ class Front:
         return parsed
 
     def _start(
-        self, request: Request, served: ServedModel, parsed: InferRequest, started_ns: int
+        self,
+        request: Request,
+        served: ServedModel,
+        parsed: InferRequest,
+        started_ns: int,
+        is_in_buffer: bool = False,
     ) -> Pending:
         def outcome(response: InferResponse | None, error: BaseException | None) -> None:
             if response is None:
@@ -231,9 +241,15 @@ class Front:
             elif takes_long(parsed, response):
                 self.later(request, self._write_aside(request, served, parsed, response))
             else:
-                reply(self, request, _written(served, parsed, response))
+                answer = _written(served, parsed, response)
+                reply(self, request, answer)
+                if learns is not None:
+                    learns(answer[0][0], response)
 
+        learns: Callable[[bytes, InferResponse], None] | None = None
         pending = self.calls.start(served, parsed, started_ns, outcome)
+        if is_in_buffer and request.header_length is None:
+            learns = self.json_fast_path.candidate(request, pending, parsed)
         request.on_disconnect = pending.cancel
         pending.traceparent = request.headers.get(b"traceparent", b"")
         return pending
