@@ -39,6 +39,7 @@ class _Convolution(Module):
     function: str
     places: int  # axes that the filter moves along
     transposed = False
+    padding_mode = "zeros"  # of those, too, that an earlier version pickled
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from shmgpu.ops.indexing import index_select
 from shmgpu.ops.promotion import float64, int64, is_float
 from shmgpu.ops.reductions import amax, mean
 from shmgpu.ops.shaping import cat, narrow, permute, reshape
-from shmgpu.ops.windows import NO_INDICES, avg_pool2d
+from shmgpu.ops.windows import NO_INDICES, avg_pool2d, max_pool2d
 
 Reduce = Callable[[Node, int, bool], Node]
 
@@ -76,11 +76,15 @@ def adaptive_avg_pool2d(input: Node, output_size: Any) -> Node:
         TypeError: the tensor is not of floats.
     """
     name = "adaptive_avg_pool2d"
-    lengths, sizes = input.spec.shape[-2:], _sizes(input, output_size, 2, name)
-    windows = [n // size for n, size in zip(lengths, sizes, strict=True)]
-    if all(windows) and not any(n % size for n, size in zip(lengths, sizes, strict=True)):
-        return avg_pool2d(input, windows)  # all of one size, which there is a kernel for
-    return _adapted(input, output_size, 2, name, mean)
+    windows = _even(input, output_size, name)
+    return avg_pool2d(input, windows) if windows else _adapted(input, output_size, 2, name, mean)
+
+
+def _even(x: Node, output_size: Any, name: str) -> list[int] | None:
+    """Rows and columns of each window, if all are of one size, which there is a kernel for."""
+    pairs = list(zip(x.spec.shape[-2:], _sizes(x, output_size, 2, name), strict=True))
+    windows = [n // size for n, size in pairs]
+    return windows if all(windows) and not any(n % size for n, size in pairs) else None
 
 
 def _first_largest(x: Node, dim: int, keepdim: bool) -> Node:
@@ -106,8 +110,12 @@ def adaptive_max_pool2d(input: Node, output_size: Any, return_indices: bool = Fa
 
     ``return_indices`` must be False: ValueError.
     """
-    rules.only("adaptive_max_pool2d", return_indices=(return_indices, False, NO_INDICES))
-    return _adapted(input, output_size, 2, "adaptive_max_pool2d", _first_largest)
+    name = "adaptive_max_pool2d"
+    rules.only(name, return_indices=(return_indices, False, NO_INDICES))
+    windows = _even(input, output_size, name)
+    if windows:
+        return max_pool2d(input, windows)
+    return _adapted(input, output_size, 2, name, _first_largest)
 
 
 def _moved(x: Node, shape: Sequence[int], order: Sequence[int]) -> Node:

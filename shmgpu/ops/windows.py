@@ -352,9 +352,9 @@ def _four(input: Node, name: str) -> tuple[Node, bool]:
 
 
 def _over_the_edge(x: Node, params: tuple[Pair, ...], value: float) -> Node:
-    """With what the last windows need behind each axis that begin on it: so ``ceil_mode`` rounds.
+    """With what ``ceil_mode`` needs behind each axis: room for one more window.
 
-    Of the input and its padding in front, where a window must begin.
+    A window that would begin behind the last element is none, as in torch.
     """
     kernel, stride, padding, dilation = params
     more: list[int] = []

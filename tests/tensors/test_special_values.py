@@ -112,6 +112,10 @@ CASES = (
             lambda f, x: f.nn.functional.adaptive_max_pool2d(x, (2, 1)),
             f32([[[0, 1, 1], [1, 0, 1], [1, 1, 1]]]),
         ),
+        "adaptive_max_pool2d of equals in even windows": (
+            lambda f, x: f.nn.functional.adaptive_max_pool2d(x, (2, 1)),
+            f32([[[0, 1], [1, 0], [NAN, 1], [1, NAN]]]),
+        ),
         "hinge_embedding_loss": (
             lambda f, x, y: f.nn.functional.hinge_embedding_loss(x, y.detach()),
             f32(1, 2, 0.5),
