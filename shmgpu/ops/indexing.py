@@ -27,7 +27,7 @@ def whole(index: Node, name: str) -> Node:
     if CATEGORY[index.spec.dtype] != WHOLE:
         hint = (
             ": a mask gives a shape that depends on its elements, so use where(mask, x, y), or "
-            "x[mask.numpy()], which looks at it"
+            "x[mask], which looks at it"
         )
         raise TypeError(
             f"{name}: the index is {index.spec.dtype.name}, and must be of integers"
