@@ -146,10 +146,12 @@ class JsonFastPath(PreparedRequests):
         return key, view[start - 1 : stop + 1].tobytes()
 
     def candidate(
-        self, request: Request, pending: Pending, asked: InferRequest
+        self, request: Request, served: ServedModel, pending: Pending, asked: InferRequest
     ) -> Callable[[bytes, InferResponse], None] | None:
         """What takes the answer of a request that was read in full, and may have others like it."""
-        served, count = pending.served, request.connection.came
+        count = request.connection.came
+        if served.prepare is not None or served.steps is not None:
+            return None
         if len(asked.inputs) != 1 or len(served.inputs) != 1 or not may_be_kept(request):
             return None
         (given,) = asked.inputs

@@ -249,7 +249,7 @@ class Front:
         learns: Callable[[bytes, InferResponse], None] | None = None
         pending = self.calls.start(served, parsed, started_ns, outcome)
         if is_in_buffer and request.header_length is None:
-            learns = self.json_fast_path.candidate(request, pending, parsed)
+            learns = self.json_fast_path.candidate(request, served, pending, parsed)
         request.on_disconnect = pending.cancel
         pending.traceparent = request.headers.get(b"traceparent", b"")
         return pending
