@@ -34,7 +34,7 @@ INFER = "/v2/models/scale/infer"
 def server():
     """One worker, so that whatever holds it up is seen."""
     with servers.serving(
-        servers.MODELS / "simple.py", workers=1, helpers=1, arena="128MiB"
+        servers.MODELS / "simple.py", workers=1, helpers=1, arena="128MiB", grpc_port=0
     ) as running:
         yield running
 
@@ -123,6 +123,52 @@ def test_health_is_answered_while_a_million_classes_are_told(server):
     assert answers > beside + 5
     _, status, answer = ask(classification=count)
     assert (status, b"ask for fewer" in answer) == (400, True)
+
+
+def test_health_is_answered_while_a_million_classes_are_told_over_grpc(server):
+    """Beside the same output as a tensor."""
+    grpc = pytest.importorskip("grpc")
+    messages = pytest.importorskip("shmgpu.serve.protocol.grpc_codec").MESSAGES
+    count, found = 2_000_000, []
+    data = np.linspace(0, 1, count, dtype="f4").tobytes()
+    options = [("grpc.max_receive_message_length", -1)]
+    with grpc.insecure_channel(server.grpc_address, options) as channel:
+        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        for classes in (0, 0, 1 << 18):  # the first one warms up
+            asked = messages["ModelInferRequest"](model_name="scale", raw_input_contents=[data])
+            asked.inputs.add(name="x", datatype="FP32", shape=[count])
+            asked.outputs.add(name="y").parameters["classification"].int64_param = classes
+            answer, answers = call.future(asked.SerializeToString(), timeout=60), 0
+            while not answer.done():
+                assert server.ask("GET", "/v2/health/live")[0] == 200
+                answers += not answer.done()
+            found.append(answers)
+        said = messages["ModelInferResponse"].FromString(answer.result())
+    assert list(said.outputs[0].shape) == [1 << 18]
+    assert found[2] > found[1] + 5
+
+
+def test_a_message_of_many_texts_is_read_aside_and_refused_as_ever(server):
+    grpc = pytest.importorskip("grpc")
+    messages = pytest.importorskip("shmgpu.serve.protocol.grpc_codec").MESSAGES
+    count = 100_000
+    with grpc.insecure_channel(server.grpc_address) as channel:
+        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+
+        def ask(**raw):
+            asked = messages["ModelInferRequest"](model_name="upper", **raw)
+            given = asked.inputs.add(name="text", datatype="BYTES", shape=[count])
+            if not raw:
+                given.contents.bytes_contents.extend([b"abc"] * count)
+            return call(asked.SerializeToString(), timeout=60)
+
+        element = b"\3\0\0\0abc"
+        upper = b"\3\0\0\0ABC" * count
+        for answer in (ask(), ask(raw_input_contents=[element * count])):
+            said = messages["ModelInferResponse"].FromString(answer)
+            assert said.raw_output_contents[0] == upper
+        with pytest.raises(grpc.RpcError, match="more than the 100000 elements"):
+            ask(raw_input_contents=[element * (count + 1)])
 
 
 def test_texts_are_put_together_where_they_are_read_and_taken_apart_where_they_are_written():

@@ -18,6 +18,7 @@ from typing import Any
 
 import grpc
 
+from shmgpu.serve.frontend.aside import LONG_BYTES
 from shmgpu.serve.frontend.compression import coding_of, decoded
 from shmgpu.serve.frontend.grpc_admission import (
     ComingMessage,
@@ -68,6 +69,7 @@ class _Asked:
         parameters: of the answer, in a stream.
         traceparent: the client's span.
         fast_path: learns of the message; None: a stream's is not learned.
+        read: what it says, if it was read aside.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class _Asked:
         parameters: dict[str, Any] | None = None,
         traceparent: bytes = b"",
         fast_path: GrpcFastPath | None = None,
+        read: InferRequest | None = None,
     ) -> None:
         started_ns = _now()
         self.unread: UnreadAnswer | None = None  # once it is answered
@@ -101,7 +104,7 @@ class _Asked:
             self.id = message.id
             named = message.model_name, message.model_version, message.id
             served = front.catalog.find(message.model_name, message.model_version)
-            request = grpc_codec.read_infer(message, raw, front.limits, served.metadata)
+            request = read or grpc_codec.read_infer(message, raw, front.limits, served.metadata)
 
             def outcome(response: InferResponse | None, error: BaseException | None) -> None:
                 if self.answered.cancelled():
@@ -109,16 +112,13 @@ class _Asked:
                 if response is None:
                     self._failed(error)
                     return
-                buffers = grpc_codec.build_infer(
-                    served.name,
-                    served.version,
-                    request,
-                    response.outputs,
-                    {**response.parameters, **(parameters or {})},
-                )
-                if parameters:
-                    buffers = grpc_codec.in_stream(buffers)
-                self._answer(buffers)
+                write = functools.partial(_written, served, request, response, parameters)
+                if any(one.classification for one in request.outputs) and any(
+                    one.is_long(LONG_BYTES) for one in response.outputs
+                ):
+                    front.aside.start(self._answer_aside(front, served, write))
+                else:
+                    self._answer(write())
 
             self.pending = front.calls.start(served, request, started_ns, outcome)
             self.pending.traceparent = traceparent
@@ -155,6 +155,19 @@ class _Asked:
         pending = front.calls.start_known(known.served, known.template, args, started_ns, outcome)
         learns = fast_path.candidate(known, pending)
         return pending
+
+    async def _answer_aside(
+        self, front: Front, served: ServedModel, write: Callable[[], Sequence[Any]]
+    ) -> None:
+        """An answer that takes long to write."""
+        try:
+            buffers = await front.aside.run(write)
+            if not self.answered.done():
+                self._answer(buffers)
+        except Exception as error:  # such as more classes than are told
+            front.calls.accounting.retract(served)
+            if not self.answered.done():
+                self._failed(error)
 
     def _answer(self, buffers: Sequence[Any]) -> None:
         answer = b"".join(buffers)
@@ -275,7 +288,8 @@ async def infer(
             unread = hold(len(answer))
         else:
             traceparent = traceparent_of(front, context)
-            asked = _Asked(front, hold, data, None, traceparent, fast_path)
+            read = await _read_aside(front, data, traceparent)
+            asked = _Asked(front, hold, data, None, traceparent, fast_path, read)
             answer = await asked.answer()
             assert asked.unread is not None
             unread = asked.unread
@@ -286,6 +300,49 @@ async def infer(
     del data  # whatever abort raises refers to this frame
     await context.abort(*failed)
     raise AssertionError  # abort has raised
+
+
+def _written(
+    served: ServedModel,
+    request: InferRequest,
+    response: InferResponse,
+    parameters: dict[str, Any] | None,
+) -> Sequence[Any]:
+    """An answer's bytes; in a stream, where it has ``parameters`` of its own."""
+    buffers = grpc_codec.build_infer(
+        served.name,
+        served.version,
+        request,
+        response.outputs,
+        {**response.parameters, **(parameters or {})},
+    )
+    return grpc_codec.in_stream(buffers) if parameters else buffers
+
+
+async def _read_aside(front: Front, data: bytes, traceparent: bytes) -> InferRequest | None:
+    """What a message says whose reading takes long, as elements of BYTES do; None: it does not."""
+    if len(data) <= LONG_BYTES:
+        return None
+    started_ns = _now()
+    message, raw = grpc_codec.split_request(data, front.limits)
+    served = front.catalog.find(message.model_name, message.model_version)
+    if not served.takes_bytes:
+        return None
+    try:
+        front.calls.accounting.admit(served.only_queue)
+        return await front.aside.run(_read, front, served, message, raw)
+    except Exception as error:
+        named = served.name, served.version, message.id
+        front.calls.refused(served, started_ns, traceparent, named, error)
+        raise
+
+
+def _read(front: Front, served: ServedModel, message: Any, raw: Any) -> InferRequest:
+    request = grpc_codec.read_infer(message, raw, front.limits, served.metadata)
+    if served.prepare is None and served.steps is None:
+        for one in request.inputs:
+            one.join()
+    return request
 
 
 def told_of(error: BaseException) -> tuple[Any, str]:
