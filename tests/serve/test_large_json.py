@@ -87,7 +87,7 @@ def test_health_is_answered_while_millions_of_numbers_are_read(server):
 
 
 def answers_after_its_run(server, model, ask):
-    """How often health was answered when a helper had run a request, before its answer; and that."""
+    """How often health was answered after a helper had run a request, before its answer; that."""
     before = server.statistics(model)["execution_count"]
     answers = 0
     with futures.ThreadPoolExecutor(1) as pool:

@@ -14,11 +14,11 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that an installed shmgpu is not hidden by the checkout's.
 sys.path.append(str(ROOT))
 
-from benchmarks.measure import harness, httpload, isolate  # noqa: E402
+from benchmarks.measure import grpcload, harness, httpload, isolate  # noqa: E402
 from benchmarks.measure.figures import ProbeFailed, Unavailable  # noqa: E402
 from benchmarks.peers.servers import ECHO, KINDS, PEERS, SHMGPU, find  # noqa: E402
 from benchmarks.peers.servers.wires import HEADER_LENGTH, binary, raw  # noqa: E402
-from benchmarks.workloads import servers, serving  # noqa: E402
+from benchmarks.workloads import paths, servers, serving  # noqa: E402
 
 LIMIT_S = 100.0
 PEERS_PAGE = ROOT / "benchmarks" / "peers" / "README.md"
@@ -213,6 +213,34 @@ def test_slow_answers_count_as_the_requests_they_kept_back():
     # One took ten times the interval: what was due meanwhile was not sent, and waited less.
     corrected = httpload.corrected([100.0] * 10 + [1000.0], 100.0)
     assert sorted(corrected)[10:] == [100.0 * n for n in range(2, 11)]
+
+
+H2LOAD = """finished in 1.25s, 30.00 req/s, 2.72MB/s
+requests: 33 total, 33 started, 33 done, 30 succeeded, {failed} failed, 0 errored, 0 timeout
+traffic: 2.72MB (99) total, 9.74KB (9972) headers (space savings 96.06%), 3.16MB ({data}) data
+"""
+
+
+def test_calls_that_fail_are_not_taken_for_answers():
+    """h2load counts a call that failed as answered; it has brought no message."""
+    whole = H2LOAD.format(failed=0, data=30 * 105)
+    assert grpcload._rate(whole, 105, 2.0) == 15.0
+    with pytest.raises(ProbeFailed, match="without a message"):
+        grpcload._rate(H2LOAD.format(failed=0, data=30 * 105 - 1), 105, 2.0)
+    with pytest.raises(ProbeFailed, match="30 calls answered, 3 not"):
+        grpcload._rate(H2LOAD.format(failed=3, data=30 * 105), 105, 2.0)
+    with pytest.raises(ProbeFailed, match="ended with: no idea"):
+        grpcload._rate("no idea", 105, 2.0)
+
+
+@pytest.mark.slow  # starts a server; the wires' requests and answers are checked whole
+def test_every_way_into_the_server_answers_rightly_and_is_measured():
+    for module in ("shmgpu._core", "grpc", *SHMGPU.needs):
+        pytest.importorskip(module)
+    found = isolate.call("benchmarks.workloads.paths:rates", LIMIT_S, name="shmgpu", seconds=0.1)
+    assert set(found) == set(paths.WAYS)
+    for name, rate in found.items():
+        assert rate == "there is no h2load (Debian's package nghttp2-client)" or rate > 0, name
 
 
 def test_a_request_is_written_as_tritons_client_writes_it():
