@@ -79,6 +79,12 @@ def turn(helper, x):
        outputs=[Tensor("sum", "FP32", (-1, 2))], max_batch_size=8, warmup=[])
 def gapped(helper, a, b, c):
     return a + c
+
+
+@model(inputs=[Tensor("x", "FP32", (-1,))],
+       outputs=[Tensor("none", "FP32", (-1,)), Tensor("y", "FP32", (-1,))])
+def none_and_all(helper, x):
+    return x[:0], x
 """
 ALIKE = 12  # by the third a request is known, and soon it takes the fast path
 
@@ -260,6 +266,21 @@ def test_those_alike_in_regions_are_answered_with_what_lies_there(server, has_le
     status, said, _ = client.ask(b"")
     assert status == 404
     assert "Unable to find shared memory region" in said["error"]
+
+
+def test_an_empty_output_in_the_answer_beside_one_in_a_region_is_no_failure(server):
+    client = RegionClient(server, "none_and_all")
+    asked = json.loads(client.header)
+    asked["outputs"].insert(0, {"name": "none", "parameters": {"binary_data": True}})
+    client.header = json.dumps(asked).encode()
+    with server.region("in", 8) as given, server.region("out", 8) as taken:
+        for number in range(ALIKE):
+            given[:] = struct.pack("<ff", number, 1)
+            status, said, _ = client.ask(b"")
+            assert (status, [one["shape"] for one in said["outputs"]]) == (200, [[0], [2]])
+            assert taken[:] == given[:]
+    counted = server.statistics("none_and_all")["inference_stats"]
+    assert [counted[name]["count"] for name in ("success", "fail")] == [ALIKE, 0]
 
 
 def test_those_alike_but_for_their_regions_are_answered_from_their_own(server):

@@ -7,11 +7,16 @@ import json
 import re
 import socket
 import threading
+import types
 
 import numpy as np
 import pytest
 from serve import servers
 from serve.test_fast_path import ALIKE, MODEL
+
+from shmgpu.serve.frontend.fast_path import FastPath
+from shmgpu.serve.frontend.grpc_fast_path import KnownMessage
+from shmgpu.serve.frontend.json_fast_path import JsonFastPath
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +103,14 @@ def test_what_is_odd_among_many_alike_is_answered_as_ever(server, odd):
     assert ask([4, 1])[1]["data"] == [8, 2]
 
 
+def test_nested_numbers_do_not_have_what_is_no_json_answered(server):
+    ask = Asking(server, "in_place", [1, 3])
+    assert ask("[1, 2, 3]]")[0] == 400
+    for _ in range(ALIKE):
+        assert ask("[[1, 2, 3]]")[1]["data"] == [2, 4, 6]
+        assert ask("[1, 2, 3]]")[0] == 400
+
+
 def test_an_error_and_a_result_of_another_shape_among_many_alike_are_told(server):
     ask = Asking(server, "moody", [2])
     for _ in range(3):
@@ -110,6 +123,42 @@ def test_an_error_and_a_result_of_another_shape_among_many_alike_are_told(server
         status, said = ask([9, 2])
         assert status == 500
         assert "returned float64" in said
+
+
+class Prepared:
+    version = 1
+    template = types.SimpleNamespace(total=8)
+    is_closed = False
+
+    def close(self):
+        self.is_closed = True
+
+
+def opened_over(kind, one, other):
+    """What two requests alike that were learnt at once leave there."""
+    if kind is KnownMessage:
+        known = KnownMessage(None, None, 0, [])
+        known.use(one)
+        known.use(other)
+        return 1
+    path = kind.__new__(kind)
+    path._table = types.SimpleNamespace(version=1)
+    path._version, path._count = 1, 0
+    path._known, path._heads = {}, {}
+    for prepared in (one, other):
+        if kind is JsonFastPath:
+            path._open((b"", b"", b"", b""), types.SimpleNamespace(prepared=prepared))
+        else:
+            path.open(b"head", b"{}", prepared)
+    return len(path._known) + path._count
+
+
+@pytest.mark.parametrize("kind", [FastPath, JsonFastPath, KnownMessage])
+def test_what_is_kept_for_a_request_goes_when_another_takes_its_place(kind):
+    """Else its memory would be had until garbage is collected."""
+    one, other = Prepared(), Prepared()
+    assert opened_over(kind, one, other) == 1
+    assert (one.is_closed, other.is_closed) == (True, False)
 
 
 def test_numbers_that_are_not_finite_are_answered(server):

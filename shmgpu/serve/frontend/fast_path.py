@@ -140,6 +140,10 @@ class PreparedRequest:
             return False
         self.parts, self.told = [], []
         told = iter(self.template.told)
+        if len(self.template.told) != sum(
+            is_in_region for *_, is_in_region in self.template.wanted
+        ):
+            return False  # it was made in the general way
         for index, _, is_in_region in self.template.wanted:
             start = hint.offsets[index]
             end = start + hint.specs[index].nbytes
@@ -451,7 +455,8 @@ class FastPath(PreparedRequests):
         if self._start(prepared, connection, view, middle):
             return True
         if not prepared.is_current():
-            del by_json[key]
+            by_json.pop(key).close()
+            self._count -= 1
         return False
 
     def candidate(self, request: Request, pending: Pending) -> Candidate | None:
@@ -480,8 +485,13 @@ class FastPath(PreparedRequests):
             self.forget()
             self._version = prepared.version
         length = prepared.template.total
-        self._heads.setdefault(head, (length, len(json), {}))[2][json] = prepared
-        self._count += 1
+        by_json = self._heads.setdefault(head, (length, len(json), {}))[2]
+        before = by_json.pop(json, None)  # of one that came meanwhile, or looks otherwise now
+        if before is None:
+            self._count += 1
+        else:
+            before.close()
+        by_json[json] = prepared
 
     def forget(self) -> bool:
         """Forget all, and free their arena memory; whether there were any."""

@@ -83,6 +83,12 @@ class KnownMessage:
         self.frames = frames
         self.prepared: PreparedRequest | None = None
 
+    def use(self, prepared: PreparedRequest | None) -> None:
+        """Keep that ready in place of what is."""
+        if self.prepared is not None:
+            self.prepared.close()
+        self.prepared = prepared
+
 
 class FastCall:
     """One call on its way; to the fast path, the connection that its request came on.
@@ -177,7 +183,7 @@ class GrpcFastPath(PreparedRequests):
         if self._start(prepared, call, memoryview(data), known.begin):
             return call
         if not prepared.is_current():
-            known.prepared = None
+            known.use(None)
         return None
 
     def remember(
@@ -234,7 +240,7 @@ class GrpcFastPath(PreparedRequests):
             if len(places) > 1 or not is_current:
                 return
             if prepared.learn(first, frames, outputs):
-                known.prepared = prepared
+                known.use(prepared)
 
         return answered
 
@@ -242,9 +248,7 @@ class GrpcFastPath(PreparedRequests):
         """Forget all, and free their arena memory; whether there were any."""
         had = bool(self._known)
         for known in self._known.values():
-            if known.prepared is not None:
-                known.prepared.close()
-                known.prepared = None
+            known.use(None)
         self._known.clear()
         self._begins.clear()
         self._version = self._catalog.version

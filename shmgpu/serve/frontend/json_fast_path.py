@@ -74,6 +74,14 @@ class _NumbersAnswer:
         return head_of(200, len(body), b"application/json") + body
 
 
+def _is_flat(numbers: bytes, count: int) -> bool:
+    """Whether that is a list of so many numbers; of nested ones it is where the first ends."""
+    try:
+        return len(orjson.loads(numbers)) == count
+    except ValueError:  # orjson's are
+        return False
+
+
 class _Known:
     """A prepared request, and what its numbers are."""
 
@@ -127,7 +135,7 @@ class JsonFastPath(PreparedRequests):
         if self._start(known.prepared, connection, data, 0):
             return True
         if not known.prepared.is_current():
-            del self._known[key]
+            self._known.pop(key).prepared.close()
         return False
 
     def _key(self, count: int, end: int) -> tuple[Key, bytes] | None:
@@ -163,7 +171,7 @@ class JsonFastPath(PreparedRequests):
         if asked.binary_output or any(one.kind not in ("int", "float") for one in served.outputs):
             return None
         found = self._key(count, self._find(END, 0, count) + 4)
-        if found is None or not given.data.size:
+        if found is None or not given.data.size or not _is_flat(found[1], given.data.size):
             return None
         *_, prefix, suffix = found[0]
         # The only key of that name, however it might be written, is that of the input's numbers.
@@ -215,6 +223,9 @@ class JsonFastPath(PreparedRequests):
         if self._version != version or len(self._known) >= MOST_PREPARED:
             self.forget()
             self._version = version
+        before = self._known.get(key)  # of one that came meanwhile, or looks otherwise now
+        if before is not None:
+            before.prepared.close()
         self._known[key] = known
 
     def forget(self) -> bool:

@@ -112,6 +112,7 @@ class RequestTemplate:
         self, served: ServedModel, result: Any, response: Callable[[], InferResponse]
     ) -> Answer:
         """The body of the answer; ``response`` gives it in the general way."""
+        self.told = []
         if is_packed(result):  # parameters differ from answer to answer
             return self._general(served, response())
         results = (result,) if len(served.outputs) == 1 else result
