@@ -157,7 +157,7 @@ def run(*command: str) -> str:
     environment = {name: text for name, text in os.environ.items() if "SHMGPU_" not in name}
     done = subprocess.run(
         command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        timeout=100,
+        timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, f"{command}:\n{done.stdout}\n{done.stderr}"
     return done.stdout
