@@ -36,6 +36,10 @@ RUN: dict[tuple[str, bool], Function[..., Any]] = {
 }
 # What is said of a function in the sealed table, and so of none that is carried.
 SEALED = ("batch", "hang_after", "idempotent", "max_queue")
+SOONER = (
+    "define it above init(), or before the first call; or have a new broker, which has it: "
+    "shmgpu.disconnect() and shmgpu.ensure(), or after init() shmgpu.shutdown() and init()"
+)
 MOST_ALIKE = 8  # functions of one name that are carried at a time
 # Never given twice in a process: what a helper was given under one it keeps, whatever became of
 # the broadcast here.
@@ -115,9 +119,16 @@ class LatePort(PreparingPort):
         if not target.row and isinstance(target, DeclaredFunction):
             raise BadFunction(
                 f"{target.name} was defined after the broker had started, and cannot be "
-                "broadcast: define it above init(), or before the first call"
+                f"broadcast: {SOONER}"
             )
         return super().broadcast(target, args, kwargs, options)
+
+    def carry_anew(self, target: DeclaredFunction) -> None:
+        """What helpers have of a function is not what it is: its next call carries it anew."""
+        target.use_row(0)
+        with self._changing:
+            for own in self._late.values():
+                own.live.pop(target, None)
 
     def before_call(self, target: CallTarget, args: tuple[Any, ...]) -> Prepared:
         """A function without a row has a stand-in, which is called with its key."""
@@ -156,19 +167,19 @@ def _made(target: DeclaredFunction) -> Late:
     if target.pickle:
         raise BadFunction(
             f"{target.name} has pickle=True and was defined after the broker had started, "
-            "whose helpers unpickle nothing: define it above init(), or before the first call"
+            f"whose helpers unpickle nothing: {SOONER}"
         )
     body = carry.body_of(target)
     lost = [name for name in SEALED if target.declared.get(name)]
     if lost:
         logger.warning(
-            "%s was defined after the broker had started: its calls run one by one, without "
-            "%s; above init(), or before the first call, it would have that",
+            "%s was defined after the broker had started: its calls run one by one, without %s: %s",
             target.name,
             " and ".join(lost),
+            SOONER,
         )
     made = _like(RUN[target.arrays_kind, target.mutates], target)
-    made.name, made.timeout, made.out = target.name, target.timeout, target.out
+    made.timeout, made.out = target.timeout, target.out
     if callable(out := target.out):
         made.out = lambda key, *args, **kwargs: out(*args, **kwargs)
     return Late(f"{target.name}#{next(_numbers)}", body, made)
@@ -180,4 +191,5 @@ def _like(own: Function[..., Any], target: DeclaredFunction) -> Function[..., An
     made.__dict__.update(own.__dict__)
     made._prepare()
     made.pool = target.pool
+    made.name = target.name  # in sentences
     return made

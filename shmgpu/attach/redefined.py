@@ -3,8 +3,9 @@
 A broker's helpers run what was carried to them when it started: the functions, with the values that
 they refer to, and the sessions that ``load`` made. Whoever edits a cell and runs it again would go
 on with the old ones and not notice. So each call of such a program looks whether those names still
-mean what they meant, and says once where one does not. Owns that comparison and the warning. Never
-changes what helpers run, and costs programs in files nothing.
+mean what they meant. In a broker of its own, functions that refer to one which does not go there
+anew; elsewhere, and of sessions, it is said once. Owns that comparison and the warning. Never costs
+programs in files anything.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from shmgpu.common.module_names import is_interactive
 NOT_LOOKED_INTO = (type(sys), function_table.DeclaredFunction)
 COMPARED = (FunctionType, type, int, float, complex, str, bytes, tuple, list, dict, set, frozenset)
 WAY = "call shmgpu.disconnect() and shmgpu.ensure(), which starts a broker with this one"
-AGAIN = "define {reader} again, too (run its cell), or "  # where functions may come late
 
 
 def is_prompt() -> bool:
@@ -35,36 +35,62 @@ def is_prompt() -> bool:
 
 
 class Watch:
-    """The names of ``__main__`` that count, and what they meant when the program joined."""
+    """The names of ``__main__`` that count, and what they meant when they were sent to helpers.
+
+    Args:
+        session: the session function.
+        takes_functions: whether the broker takes functions when they are called, whenever they are
+            defined: those that refer to what has changed go there anew.
+    """
 
     def __init__(self, session: Any, takes_functions: bool = False) -> None:
-        self.takes_functions = takes_functions  # the broker, whenever they are defined
+        self.takes_functions = takes_functions
         self._names: Mapping[str, Any] = vars(sys.modules["__main__"])
         self._meant: dict[str, Any] = {}
         self._read_by: dict[str, str] = {}  # a name: the function that refers to it
-        self._session = ""
+        self._readers: dict[str, weakref.WeakSet[Any]] = {}  # functions that go anew if it changes
+        self._followed: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._of_session: set[str] = set()
         for target in function_table.of_users():
-            self._look_into(target.body)
+            self.follow(target)
+        self._session = ""
         name = getattr(session, "__name__", "")
         if name and self._names.get(name) is session:
             self._session = name
             self._meant[name] = session
-            self._look_into(session)
+            self._of_session = self._read_from(session) | {name}
 
-    def _look_into(self, body: Any) -> None:
-        """Note what a function of ``__main__`` refers to there, however deep."""
-        if not isinstance(body, FunctionType) or body.__globals__ is not self._names:
-            return
-        for name in identity.globals_of(body.__code__):
-            if name in self._names and name not in self._meant:
-                value = self._names[name]
-                if not isinstance(value, NOT_LOOKED_INTO):
+    def follow(self, target: function_table.DeclaredFunction) -> None:
+        """Note what a function that helpers have refers to."""
+        if target not in self._followed:
+            self._followed.add(target)
+            for name in self._read_from(target.body):
+                self._readers.setdefault(name, weakref.WeakSet()).add(target)
+
+    def _read_from(self, body: Any) -> set[str]:
+        """The names of ``__main__`` that a function refers to there, however deep."""
+        found: set[str] = set()
+        waiting = [body]
+        while waiting:
+            one = waiting.pop()
+            if not isinstance(one, FunctionType) or one.__globals__ is not self._names:
+                continue
+            for name in identity.globals_of(one.__code__):
+                value = self._names.get(name, NOT_LOOKED_INTO)
+                if name in found or value is NOT_LOOKED_INTO or isinstance(value, NOT_LOOKED_INTO):
+                    continue
+                found.add(name)
+                waiting.append(value)
+                if name not in self._meant:
                     self._meant[name] = _kept(value)
-                    self._read_by[name] = body.__name__
-                    self._look_into(value)
+                    self._read_by[name] = one.__name__
+        return found
 
-    def changed(self) -> Iterator[str]:
-        """A sentence for each name that means something else; each is told once."""
+    def changed(self) -> Iterator[tuple[str, list[Any]]]:
+        """Of each name that means something else: a sentence, or functions that go anew.
+
+        What helpers go on with is told once.
+        """
         for name, before in list(self._meant.items()):
             is_weak = isinstance(before, weakref.ref)
             was = before() if is_weak else before
@@ -75,18 +101,22 @@ class Watch:
                 self._meant[name] = now
                 continue
             del self._meant[name]
+            readers = list(self._readers.pop(name, ()))
+            self._followed.difference_update(readers)
+            if not self.takes_functions:
+                readers = []
+            said = ""
             if name == self._session:
-                yield (
+                said = (
                     f"{name} was defined anew after this program had joined its broker: helpers "
                     f"keep the sessions that the old one made: {WAY}"
                 )
-            else:
-                reader = self._read_by[name]
-                way = AGAIN.format(reader=reader) + WAY if self.takes_functions else WAY
-                yield (
-                    f"{name}, which {reader} refers to, is not what it was when this program "
-                    f"joined its broker: helpers go on with the old one: {way}"
+            elif not self.takes_functions or name in self._of_session:
+                said = (
+                    f"{name}, which {self._read_by[name]} refers to, is not what it was when this "
+                    f"program joined its broker: helpers go on with the old one: {WAY}"
                 )
+            yield said, readers
 
 
 def _kept(value: Any) -> Any:
@@ -109,8 +139,14 @@ class WatchingPort(PreparingPort):
         self.look = self._look
 
     def _look(self) -> None:
-        for sentence in self.watch.changed():
-            logger.warning("%s", sentence)
+        for sentence, readers in self.watch.changed():
+            if sentence:
+                logger.warning("%s", sentence)
+            for target in readers:
+                self.send_anew(target)
+
+    def send_anew(self, target: function_table.DeclaredFunction) -> None:
+        """Have a function sent once more, with what it refers to, when it is called."""
 
     def before_call(self, target: CallTarget, args: tuple[Any, ...]) -> Prepared:
         """As it is, after a look."""
@@ -120,6 +156,17 @@ class WatchingPort(PreparingPort):
 
 class OwnWatchingPort(WatchingPort, late.LatePort):
     """The port of such a program in a broker of its own."""
+
+    def send_anew(self, target: function_table.DeclaredFunction) -> None:
+        """As of a port that watches."""
+        self.carry_anew(target)
+
+    def before_call(self, target: CallTarget, args: tuple[Any, ...]) -> Prepared:
+        """What goes to the broker now is watched from now on."""
+        self._look()
+        if isinstance(target, function_table.DeclaredFunction) and not target.is_own:
+            self.watch.follow(target)
+        return super().before_call(target, args)
 
 
 def watch_session(session: Any) -> None:

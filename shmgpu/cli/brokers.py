@@ -195,14 +195,20 @@ def _pause(options: argparse.Namespace) -> int:
     return 0
 
 
+OTHERS = " (those of launch() and init() end with their programs; shmgpu top shows them)"
+
+
 def _list(options: argparse.Namespace) -> int:
     found = control.listed(options.path)
-    print("\n".join(map(str, found)) or "you have no broker running")
+    print("\n".join(map(str, found)) or f"you have no broker running{OTHERS}")
     return 0
 
 
 def _down(options: argparse.Namespace) -> int:
     many = control.all_running(options.path) if options.all else []
+    if options.all and not many:
+        print(f"there is no broker to end{OTHERS}")
+        return 0
     status = 0
     for path in many or [options.path]:
         try:

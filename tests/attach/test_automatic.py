@@ -221,6 +221,8 @@ def test_down_all_ends_that_of_up_and_those_that_started_by_themselves_at_once(p
     assert status == 0 and said.count("has ended") == 2, complained
     ends(pid)
     assert sockets(place) == [] and not place.path.exists()
+    status, said, _ = place.run("shmgpu", "down", "--all")
+    assert status == 0 and said.startswith("there is no broker to end (those of launch()")
 
 
 def test_a_program_asks_the_broker_that_it_shares_for_the_helpers_that_it_lacks(place):
@@ -362,6 +364,45 @@ def test_what_is_typed_after_the_first_call_is_carried_to_a_broker_of_the_progra
     brokers = [answer(place, "-i", "-c", TYPED + end) for _ in range(2)]
     assert [value for value, _ in brokers] == [9, 9]
     assert brokers[0][1] != brokers[1][1]  # each may define what the other does not have
+
+
+CHANGED = """
+import logging, sys
+import numpy as np, shmgpu
+
+def cell(text):
+    exec(text, globals())
+
+def load(helper):
+    return SEED
+
+told = []
+handler = logging.Handler()
+handler.emit = lambda record: told.append(record.getMessage())
+logging.getLogger("shmgpu").addHandler(handler)
+SEED, SCALE, x = 1, 2.0, np.ones(1)
+cell("def twice(x):\\n    return 2 * x")
+cell("@shmgpu.function(arrays='numpy')\\ndef first(helper, x):\\n    return twice(SCALE * x)")
+assert [first(x)[0] for _ in range(5)] == [4] * 5
+cell("@shmgpu.function(arrays='numpy')\\ndef late(helper, x):\\n    return twice(SCALE + x)")
+assert late(x)[0] == 6
+for SCALE in (10.0, 20.0, np.full(1, 30.0), np.full(1, 40.0), 50.0):
+    assert [first(x)[0] for _ in range(5)] == [2 * SCALE] * 5
+    assert late.submit(x).result()[0] == 2 * SCALE + 2
+cell("def twice(x):\\n    return 3 * x")
+assert (late(x)[0], first.submit(x).result()[0]) == (153, 150)
+assert told == []
+SEED = 2
+cell("def load(helper):\\n    return 3")
+for _ in range(2):
+    assert first(x)[0] == 150
+assert [one.split()[0].rstrip(",") for one in told] == ["load", "SEED"], told
+"""
+
+
+def test_at_a_prompt_functions_mean_what_they_refer_to_at_each_call_and_sessions_are_told_of(place):
+    end = "print(9, shmgpu.stats()['broker']['parent_pid'], flush=True)\n"
+    assert answer(place, "-i", "-c", CHANGED + end)[0] == 9
 
 
 def test_a_process_that_a_prompt_forks_has_what_was_there_when_the_broker_started(place):

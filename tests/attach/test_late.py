@@ -115,6 +115,15 @@ def named_alike(value):
     return same
 
 
+def test_one_of_a_pool_that_there_is_none_of_is_named():
+    @shmgpu.function(pool="three")
+    def elsewhere(helper):
+        pass
+
+    with pytest.raises(shmgpu.BadFunction, match=r"elsewhere asks for the pool 'three'"):
+        elsewhere()
+
+
 def test_a_first_call_that_is_interrupted_leaves_nothing_to_the_next(monkeypatch):
     send = Port.broadcast
 
