@@ -100,7 +100,7 @@ class Watch:
             if not is_weak and identity.alike(was, now):
                 self._meant[name] = now
                 continue
-            del self._meant[name]
+            self._meant.pop(name, None)  # threads look at once
             readers = list(self._readers.pop(name, ()))
             self._followed.difference_update(readers)
             if not self.takes_functions:
