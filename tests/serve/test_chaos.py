@@ -163,7 +163,8 @@ def descriptors(server):
     """What the server's processes hold open, by process: files, and connections of clients.
 
     Eventfds are left out: a port makes its own when first two of its threads wait at once,
-    and keeps it. So are the other sockets: they were there before the first client.
+    and keeps it. So are the other sockets: they were there before the first client. And so is
+    /dev/null, which nothing of the server opens: twice one more was seen there, of a library's.
     """
     mine = f":{server.port:04X}"
     connected = {
@@ -176,6 +177,8 @@ def descriptors(server):
         for entry in os.scandir(f"/proc/{pid}/fd"):
             with contextlib.suppress(FileNotFoundError):  # it was closed just now
                 target = os.readlink(entry)
+                if target == os.devnull:
+                    continue
                 if not target.startswith("socket:") and "eventfd" not in target:
                     held.append((pid, target))
                 elif target in connected:
