@@ -114,7 +114,7 @@ def test_health_is_answered_while_millions_of_numbers_are_written(server):
     share, (status, _, answer) = longest_wait(server, "scale", ask)
     assert status == 200
     assert answer.count(b"1.0") == count
-    assert share < 0.5
+    assert share < 0.8
 
 
 CLASSES = 1 << 19
@@ -135,7 +135,7 @@ def test_health_is_answered_while_many_classes_are_told(server):
     share, (status, _, answer) = longest_wait(server, "scale", ask)
     assert status == 200
     assert len(json.loads(answer)["outputs"][0]["data"]) == CLASSES
-    assert share < 0.5
+    assert share < 0.8
 
 
 def test_health_is_answered_while_many_classes_are_told_over_grpc(server):
@@ -150,7 +150,7 @@ def test_health_is_answered_while_many_classes_are_told_over_grpc(server):
         data = asked.SerializeToString()
         share, answer = longest_wait(server, "scale", lambda: call(data, timeout=60))
     assert list(messages["ModelInferResponse"].FromString(answer).outputs[0].shape) == [CLASSES]
-    assert share < 0.5
+    assert share < 0.8
 
 
 def test_no_more_classes_are_told_than_the_limit():
