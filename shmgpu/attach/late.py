@@ -123,7 +123,7 @@ class LatePort(PreparingPort):
             )
         return super().broadcast(target, args, kwargs, options)
 
-    def carry_anew(self, target: DeclaredFunction) -> None:
+    def send_anew(self, target: DeclaredFunction) -> None:
         """What helpers have of a function is not what it is: its next call carries it anew."""
         target.use_row(0)
         with self._changing:

@@ -364,7 +364,7 @@ def enter(connection: socket.socket, wait: float | None) -> tuple[int, Port, man
             BrokerTransport(), SharedArena(slot), dict(known.pools)
         )
         if isinstance(link, redefined.WatchingPort):
-            link.watch = redefined.Watch(carry.session_here(), known.is_own())
+            link.watch = redefined.Watch(carry.session_here(), link.takes_functions)
     except BaseException:
         if core.role() == core.ROLE_CHILD:
             core.leave()

@@ -12,6 +12,7 @@ from shmgpu.child.arguments import CallOptions, CallTarget
 from shmgpu.child.port import Port
 from shmgpu.child.tickets import Ticket
 from shmgpu.child.transport import CompletionHandler
+from shmgpu.function_table import DeclaredFunction
 
 Prepared = tuple[CallTarget, tuple[Any, ...]]
 
@@ -22,6 +23,9 @@ class PreparingPort(Port):
     def before_call(self, target: CallTarget, args: tuple[Any, ...]) -> Prepared:
         """What is called for a target, and with which arguments."""
         return target, args
+
+    def send_anew(self, target: DeclaredFunction) -> None:
+        """Have a function sent once more, with what it refers to; nothing where none are sent."""
 
     def call(
         self,

@@ -145,31 +145,20 @@ class WatchingPort(PreparingPort):
             for target in readers:
                 self.send_anew(target)
 
-    def send_anew(self, target: function_table.DeclaredFunction) -> None:
-        """Have a function sent once more, with what it refers to, when it is called."""
-
     def before_call(self, target: CallTarget, args: tuple[Any, ...]) -> Prepared:
-        """As it is, after a look."""
+        """As it is, after a look; what goes to the broker now is watched from now on."""
         self._look()
+        if self.takes_functions and isinstance(target, function_table.DeclaredFunction):
+            if not target.is_own:
+                self.watch.follow(target)
         return super().before_call(target, args)
 
 
 class OwnWatchingPort(WatchingPort, late.LatePort):
     """The port of such a program in a broker of its own."""
 
-    def send_anew(self, target: function_table.DeclaredFunction) -> None:
-        """As of a port that watches."""
-        self.carry_anew(target)
-
-    def before_call(self, target: CallTarget, args: tuple[Any, ...]) -> Prepared:
-        """What goes to the broker now is watched from now on."""
-        self._look()
-        if isinstance(target, function_table.DeclaredFunction) and not target.is_own:
-            self.watch.follow(target)
-        return super().before_call(target, args)
-
 
 def watch_session(session: Any) -> None:
     """The session function of the broker that this program shares, where it is not ``load``."""
     if isinstance(runtime.port, WatchingPort):
-        runtime.port.watch = Watch(session, runtime.port.watch.takes_functions)
+        runtime.port.watch = Watch(session, runtime.port.takes_functions)

@@ -156,5 +156,5 @@ def _serve_one(request: Mapping[str, Any], report: StartReport) -> None:
     host = RoleHost(plan, [], (), outputs["progress"], outputs["trace_path"])
     host.on_ready = report.ready
     host.lent = [report.descriptor]
-    known = manifest.of_this_process(plan.pools, owner=str(request["owner"]))
+    known = manifest.of_this_process(plan.pools, owner=request["owner"])
     daemon.serve(host, listener, known, core.UNTIL_FIRST_LEFT)

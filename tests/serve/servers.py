@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,15 @@ def environment(**more: str) -> dict[str, str]:
     package = str(pathlib.Path(shmgpu.__file__).parents[1])
     path = os.pathsep.join([package, os.environ.get("PYTHONPATH", "")])
     return {**os.environ, "PYTHONPATH": path, **more}
+
+
+def at_once(run: Callable[[int], None], seeds: Iterable[int]) -> None:
+    """Run it with each of these, in a thread each."""
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in seeds]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def until(

@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import struct
-import threading
 
 import numpy as np
 import pytest
@@ -176,11 +175,7 @@ def test_each_of_many_alike_is_answered_with_its_own(server):
                 wrong.append((seed, number, status, said, data))
         client.socket.close()
 
-    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    servers.at_once(run, range(6))
     assert not wrong
 
 

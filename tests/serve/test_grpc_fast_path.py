@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import threading
 
 import numpy as np
 import pytest
@@ -85,11 +84,7 @@ def test_each_of_many_alike_is_answered_with_its_own(infer):
                 wrong.append((b, names))
 
     run(7)
-    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    servers.at_once(run, range(6))
     assert not wrong
 
 

@@ -6,7 +6,6 @@ import http.client
 import json
 import re
 import socket
-import threading
 import types
 
 import numpy as np
@@ -79,11 +78,7 @@ def test_each_of_many_alike_is_answered_with_its_own(server, model, shape):
                 wrong.append((given, said))
 
     run(7)
-    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    servers.at_once(run, range(6))
     assert not wrong
 
 
