@@ -283,6 +283,18 @@ def test_a_submitted_call_leaves_what_it_was_made_of_to_the_next_however_its_end
         del x, kept, before
 
 
+def test_a_submitted_call_leaves_its_block_to_the_next_though_its_result_is_too_large_to_keep():
+    with shmgpu.init(helpers=1, devices="cpu", arena="16MiB"):
+        x = shmgpu.arena.zeros(100_000)
+        for _ in range(4):
+            assert after_a_while.submit(x).result()[-1] == 1
+        plan = next(reversed(after_a_while.plans.values()))
+        before = set(plan.idle)
+        assert after_a_while.submit(x).result()[-1] == 1
+        assert before and set(plan.idle) == before
+        del x, plan, before
+
+
 class BegunLate(CallFuture):
     """The reader ends while it is made: nothing is out yet."""
 

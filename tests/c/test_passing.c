@@ -48,7 +48,7 @@ TEST(of_what_was_not_asked_for_nothing_is_left) {
   struct {
     size_t bytes; /* of the message that is sent */
     int count;
-  } rows[] = {{4, 3}, {4, MOST}, {3, 1}, {5, 1}, {5, 0}};
+  } rows[] = {{4, 3}, {4, MOST}, {1, 0}, {3, 1}, {5, 1}, {5, 0}};
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
     int sent[MOST];
     for (int k = 0; k < MOST; k++) sent[k] = ends[0];

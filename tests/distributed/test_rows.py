@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import numpy as np
@@ -15,6 +16,7 @@ from shmgpu.codec import dtypes
 from shmgpu.distributed.builder import neutral
 from shmgpu.distributed.rules import LOWERED_OTHERWISE, RULES, WHOLE
 from shmgpu.distributed.rules.base import options_of
+from shmgpu.distributed.rules.moving import _local_slices
 from shmgpu.ops import collective
 from shmgpu.ops.graph import spec_of
 
@@ -169,3 +171,18 @@ def test_each_way_that_a_rule_has_is_right(name, count):
             check(case, mesh, leaves, wanted)
             tried += 1
     assert tried or name in LOWERED_OTHERWISE
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_a_member_takes_its_part_of_a_slice_out_of_its_part_of_the_whole(step):
+    """Also none of it, wherever its own rows lie."""
+    rows, ends = np.arange(6), range(7)
+    for start, stop, low, high in itertools.product(ends, ends, ends, ends):
+        taken = rows[start:stop:step]
+        for first, last in itertools.combinations_with_replacement(range(len(taken) + 1), 2):
+            part, own = taken[first:last], rows[low:high]
+            if not np.isin(part, own).all() or low > high:
+                continue
+            slices = ((start,), (stop,), (step,)), ((low, high),), ((first, last),)
+            ((begin,), (end,), (by,)) = _local_slices(*slices)
+            assert own[begin:end:by].tolist() == part.tolist(), slices

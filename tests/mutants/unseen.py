@@ -284,4 +284,16 @@ UNSEEN: list[Unseen] = [
         "The wait that follows begins with the same look, and ends at once: some nanoseconds of it "
         "are counted.",
     ),
+    Unseen(
+        "shmgpu/helper/broadcasts.py",
+        "report.output_bytes = min(max(left, 0), REPORT_BYTES)",
+        "report.output_bytes = min(max(left, 1), REPORT_BYTES)",
+        "No report fits a single byte: one that does not fit is left out, as where there is none.",
+    ),
+    Unseen(
+        "shmgpu/engine/cuda_graphs.py",
+        "program, backend, pool, as_one(Options.of_flags(ready.flags)), lends=True",
+        "program, backend, pool, as_one(Options.of_flags(ready.flags)), lends=False",
+        "On a device outcomes are then copied once more within the graph: the same come out.",
+    ),
 ]

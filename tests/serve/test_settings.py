@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
+import types
 
+import numpy as np
 import pytest
 from serve import servers
 
@@ -127,5 +130,48 @@ def test_log_settings_decide_what_is_logged():
                 log_settings.change_log(table, True, change)
                 log_settings.apply_log(table)
                 assert logger.level == level
+        finally:
+            logger.setLevel(before)
+
+
+def test_each_worker_takes_up_log_settings_that_another_one_was_told(monkeypatch):
+    from shmgpu.common.logs import logger
+    from shmgpu.serve import worker as workers
+    from shmgpu.serve.frontend.acceptor import Connections
+    from shmgpu.serve.state import log_settings
+    from shmgpu.serve.state.control_table import ControlTable
+
+    looked = []
+
+    async def reload_when_asked():
+        looked.append(logger.level)
+
+    async def tend(worker):
+        task = asyncio.create_task(worker._tend())
+        for change, level in [
+            ({"log_info": False}, logging.WARNING),
+            ({"log_warning": False}, logging.ERROR),
+        ]:
+            log_settings.change_log(worker.plan.table, True, change)
+            looked.clear()
+            while level not in looked:
+                await asyncio.sleep(0)
+                assert len(looked) < 100
+        task.cancel()
+
+    monkeypatch.setattr(workers, "TEND_S", 0)
+    before = logger.level
+    with contextlib.closing(ControlTable({"settings": {}})) as table:
+        worker = object.__new__(workers._Worker)
+        worker.plan = types.SimpleNamespace(table=table)
+        worker.connections = Connections(np.zeros((1, 8), np.uint64), 0)
+        worker.calls = types.SimpleNamespace(spans=None)
+        worker.front = types.SimpleNamespace(
+            lifecycle=types.SimpleNamespace(reload_when_asked=reload_when_asked)
+        )
+        worker.access = worker.watch = None
+        worker.settings_of = -1
+        try:
+            asyncio.run(tend(worker))
         finally:
             logger.setLevel(before)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import types
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import shmgpu as gt
 from shmgpu import nn, ops, optim
 from shmgpu.engine import session
 from shmgpu.tensors import recorder
+from shmgpu.tensors.message import HelperIncarnation, RemoteValue
 
 RNG = np.random.default_rng(0)
 BATCHES = [
@@ -311,3 +313,33 @@ def test_steps_that_nobody_read_are_lost_with_their_helper_and_the_error_says_so
         again = gt.ones(2000, requires_grad=True)
         (again * 2).sum().backward()
         assert again.grad.data[0] == 2
+
+
+def test_a_helper_counts_as_holding_what_a_step_that_failed_would_have_written_over():
+    """The next tensors go where least is held."""
+    life = HelperIncarnation(0)
+    value = RemoteValue(None, life, 1, 48)
+    value.is_ours = False  # the step's
+    donated = [types.SimpleNamespace(value=value)]
+    message = types.SimpleNamespace(cleared=(), kept=(), donated=donated)
+    recorder.Recorder._take_back(None, message)
+    assert value.is_ours and life.nbytes == 48
+
+
+@pytest.mark.parametrize("order", [6, 7, 8])
+def test_what_a_replacement_has_done_it_holds_and_what_came_before_it_does_not(order):
+    life = HelperIncarnation(3)
+    life.is_over, life.died_over = True, 7
+    values = [RemoteValue(None, life, handle, 8 * handle) for handle in (1, 2)]
+    kept = [types.SimpleNamespace(value=value) for value in values]
+    message = types.SimpleNamespace(
+        life=life, order=order, kept=kept, known=types.SimpleNamespace(number=5)
+    )
+    lives = {}
+    recorder.Recorder._rehome(types.SimpleNamespace(lives=lives), message)
+    if order < 7:
+        assert message.life is life and not lives
+        return
+    anew = lives[3]
+    assert message.life is anew and {value.life for value in values} == {anew}
+    assert anew.nbytes == 24 and anew.told == {5} and life.nbytes == 0
