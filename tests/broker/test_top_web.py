@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import pytest
 from broker.test_top import CALLS, CHILDREN, HELPERS, idle, wait_for  # noqa: F401
@@ -106,6 +107,48 @@ def test_only_looking_is_answered_and_only_by_this_machines_name(page):
         assert ask(page, "/view.json", Host=host)[0] == 200
 
 
+@pytest.mark.parametrize("path", ["/", "/view.json", "/absent"])
+def test_a_browser_keeps_no_answer_and_lets_it_do_nothing_else(page, path):
+    headers = ask(page, path)[1]
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["Cache-Control"] == "no-store"
+    assert headers["Content-Security-Policy"] == web.POLICY
+    assert headers["Server"].strip() == "shmgpu-top"
+
+
+def test_what_is_not_installed_or_not_there_yet_is_a_sentence():
+    nothing = types.SimpleNamespace(
+        metrics=None, drawing=None, figures=types.SimpleNamespace(sample=None)
+    )
+    for answer, package in ((web._metrics, "prometheus_client"), (web._drawing, "plotly")):
+        status, kind, body = answer(nothing, "")
+        assert (status, kind) == (501, "text/plain")
+        assert body.startswith(f"This needs {package}: pip install".encode())
+    nothing.metrics = object()
+    assert web._metrics(nothing, "") == (503, "text/plain", b"No sample has been taken yet.\n")
+
+
+@pytest.mark.parametrize(
+    ("host", "ours"),
+    [
+        ("localhost", True),
+        ("LOCALHOST:80", True),
+        ("127.0.0.1", True),
+        ("[::1]", True),
+        ("[fe80::1]:80", True),
+        ("::1:80", False),  # which may be either
+        ("me.example", True),
+        ("Me.Example:80", True),
+        ("you.example", False),
+        ("127.0.0.1.example", False),
+        ("", False),
+    ],
+)
+def test_a_name_is_ours_where_it_is_this_machines(host, ours):
+    server = types.SimpleNamespace(host="Me.example")
+    assert web.PageServer.is_ours(server, host) == ours
+
+
 def test_the_script_that_draws_comes_from_here(page):
     pytest.importorskip("plotly")
     status, headers, body = ask(page, "/plotly.js")
@@ -140,7 +183,8 @@ def test_a_browser_draws_it(page, tmp_path):
         ("0.0.0.0:80", ("0.0.0.0", 80)),
         ("[::1]:80", ("::1", 80)),
         ("host:", None),
-        ("host:99999", None),
+        ("host:65535", ("host", 65535)),
+        ("host:65536", None),
         ("::1:80", None),
         ("", None),
     ],

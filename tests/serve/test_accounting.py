@@ -10,6 +10,7 @@ import pytest
 
 from shmgpu import CallTimeout
 from shmgpu.serve import QueuePolicy
+from shmgpu.serve.scheduling import accounting as accountings
 from shmgpu.serve.scheduling.accounting import Accounting, ModelQueueFull
 from shmgpu.serve.scheduling.inference import Calls
 from shmgpu.serve.scheduling.queues import ModelQueue
@@ -105,6 +106,54 @@ def test_a_request_is_counted_once_whatever_becomes_of_it(accounting, numbers, w
     assert (took["success"] > 0) == ("success_count" in expected)
     assert (took["fail"] > 0) == ("fail_count" in expected)
     assert not numbers[: len(FIELDS)].any(), "another model's"
+
+
+def three_at_once(accounting):
+    for _ in range(3):
+        accounting.begin(QUEUE)
+    accounting.answered(MODEL, QUEUE, 3, 5, 11, 240)
+
+
+def taken_back(accounting):
+    accounting.succeed(MODEL, 4, 9)
+    accounting.revoke(MODEL, 3, 7)
+
+
+# What each counts where the clock says 100, and has passed 7 milliseconds of 1970.
+EXACTLY = [
+    (lambda a: a.refused(MODEL, 30, ValueError()),
+     {"fail_count": 1, "refused_count": 1, "fail_ns": 70}),
+    (lambda a: a.refused(MODEL, 30, ModelQueueFull()),
+     {"fail_count": 1, "refused_count": 1, "full_count": 1, "fail_ns": 70}),
+    (lambda a: a.missed(MODEL, 60), {"cache_miss_count": 1, "cache_miss_ns": 40}),
+    (lambda a: a.kept(MODEL, 90), {"cache_miss_ns": 10}),
+    (lambda a: a.hit(MODEL, 8),
+     {"cache_hit_count": 1, "cache_hit_ns": 8, "success_count": 1, "success_ns": 8, "last_ms": 7}),
+    (found_and_unwritable, {"fail_count": 1, "fail_ns": 7, "last_ms": 7}),
+    (three_at_once,
+     {"call_ns": 11, "success_count": 3, "inference_count": 5, "success_ns": 60, "last_ms": 7}),
+    (lambda a: a.succeed(MODEL, 4, 9), {"call_ns": 9, "success_count": 1, "inference_count": 4}),
+    (taken_back, {"call_ns": 2, "inference_count": 1}),
+    (lambda a: a.told(MODEL, 60), {"success_ns": 40, "last_ms": 7}),
+    (lambda a: a.succeed(MODEL, 4, 9) or a.retract(MODEL),
+     {"call_ns": 9, "inference_count": 4, "fail_count": 1}),
+    (lambda a: a.failed(MODEL, 30, ValueError()), {"fail_count": 1, "fail_ns": 70}),
+    (lambda a: a.failed(MODEL, 30, CallTimeout()),
+     {"fail_count": 1, "fail_ns": 70, "expired_count": 1}),
+    (lambda a: a.cancelled(MODEL, 40), {"cancel_count": 1, "cancel_ns": 60}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("step", "expected"), EXACTLY)
+def test_each_step_counts_just_this_and_just_so_long(
+    accounting, numbers, step, expected, monkeypatch
+):
+    monkeypatch.setattr(accountings, "_now", lambda: 100)
+    monkeypatch.setattr(accountings, "_unix_ns", lambda: 7_999_999)
+    step(accounting)
+    own = zip(FIELDS, map(int, numbers[len(FIELDS) :]), strict=True)
+    assert {name: value for name, value in own if value} == expected
+    assert accounting.pending == QUEUE.pending == 0
 
 
 def test_a_request_is_pending_until_it_leaves_and_one_too_many_is_refused(accounting, numbers):

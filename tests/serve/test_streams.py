@@ -15,6 +15,10 @@ import numpy as np
 import pytest
 from serve import servers
 
+from shmgpu.child.arguments import CallOptions
+from shmgpu.errors import RemoteError, ShmError, remote_name
+from shmgpu.serve.models.errors import StreamLost
+from shmgpu.serve.protocol.types import ProtocolError
 from shmgpu.serve.scheduling.streams import Stream
 
 grpc_client = pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed")
@@ -112,6 +116,97 @@ def test_a_stream_that_has_ended_is_not_given_up_as_well(error):
     assert (calls.accounting.leave.call_count, told) == (left, [error])
     calls.accounting.cancelled.assert_not_called()
     calls.port.submit.assert_not_called()
+
+
+def unbegun(**said):
+    """A stream of a model that answers in parts, and what its client is told."""
+    calls, told = mock.Mock(), []
+    calls.arguments.return_value = ["first", "x"]
+    calls.options.return_value = None
+    calls.spans = None
+    served = mock.Mock(streams=True, **said)
+    return Stream(calls, served, mock.Mock(), 0, told.append, told.append), calls, told
+
+
+def test_a_stream_that_cannot_be_sent_is_not_pending():
+    stream, calls, _ = unbegun()
+    calls.port.submit.side_effect = ShmError("no")
+    with pytest.raises(ShmError, match="no"):
+        stream.begin()
+    calls.accounting.begin.assert_called_once()
+    calls.accounting.leave.assert_called_once()
+
+
+def test_the_next_part_comes_from_the_helper_that_has_the_stream_and_in_its_time():
+    stream, calls, told = unbegun()
+    calls.options.side_effect = lambda *asked: CallOptions(timeout=2.5)
+    stream.begin()
+    timer = calls.loop.call_later.return_value
+    assert calls.loop.call_later.call_args.args == (2.5, stream._expire)
+    stream._expire()
+    calls.port.expire.assert_called_once_with(stream._call)
+    stream.ended(None, (3, "part"), None)
+    timer.cancel.assert_called_once()
+    assert told == [calls.response.return_value] and stream.helper == 3
+    assert calls.response.call_args.args == (stream.served, stream.request, "part")
+    stream._expire()  # nothing is out
+    calls.port.expire.assert_called_once()
+    stream.more()
+    target, args, _, options, handler, *_ = calls.port.submit.call_args.args
+    assert target is stream.served.continuing and args == (stream._token,)
+    assert options.placement == 1 << 3 and handler is stream
+    stream.ended(None, (), None)
+    assert told[1:] == [None] and stream.is_over
+    calls.accounting.answered.assert_called_once()
+
+
+def test_a_next_part_that_cannot_be_asked_for_ends_the_stream():
+    stream, calls, told = unbegun()
+    stream.begin()
+    stream.ended(None, (3, "part"), None)
+    error = calls.port.submit.side_effect = ShmError("no")
+    stream.more()
+    assert told[1:] == [error] and stream.is_over
+    calls.accounting.failed.assert_called_once_with(stream.served, 0, error)
+
+
+def test_a_part_that_is_none_ends_the_stream_and_the_helper_forgets_it():
+    stream, calls, told = unbegun()
+    stream.begin()
+    error = calls.response.side_effect = ValueError("no such part")
+    stream.ended(None, (3, "part"), None)
+    assert told == [error]
+    assert calls.port.submit.call_args.args[0] is stream.served.closing
+    assert calls.port.submit.call_args.args[3].placement == 1 << 3
+
+
+def test_a_stream_that_was_left_while_it_was_opened_is_closed_when_it_is_open():
+    for result, closes in (((3, "part"), True), ((3,), False)):
+        stream, calls, told = unbegun()
+        stream.begin()
+        stream.cancel()
+        assert calls.port.submit.call_count == 1 and stream.is_over
+        stream.ended(None, result, None)
+        assert told == []
+        assert (calls.port.submit.call_args.args[0] is stream.served.closing) == closes
+
+
+@pytest.mark.parametrize("error", [None, ValueError("no")])
+def test_an_answer_at_once_is_one_part_or_an_error(error):
+    calls, told = mock.Mock(), []
+    stream = Stream(calls, mock.Mock(streams=False), mock.Mock(), 0, told.append, told.append)
+    stream.begin()
+    stream._whole("answer", error)
+    assert told == [error or "answer"] and stream.is_over == (error is not None)
+    stream.cancel()
+    assert calls.start.return_value.cancel.call_count == (error is None)
+
+
+def test_a_stream_that_its_helper_does_not_have_any_more_is_to_be_tried_again():
+    stream, _, told = unbegun()
+    stream._ended(RemoteError(remote_name(StreamLost), "it is gone", ""))
+    (error,) = told
+    assert isinstance(error, ProtocolError) and error.status == 503 and "it is gone" in str(error)
 
 
 def test_an_ordinary_request_to_a_stream_is_told_how_to_ask(server):
