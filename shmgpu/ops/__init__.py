@@ -1,8 +1,8 @@
 """The table of operations: name, rule of shapes, kernels of NumPy and torch, gradients.
 
 A row (:class:`shmgpu.ops.graph.Op`) stands in the file of its family, beside the function that
-records it. This file gathers the rows, and numbers them for messages. Never sends, never computes
-a value itself: kernels are called by the engine.
+records it. This file gathers the rows. Never sends, never computes a value itself: kernels are
+called by the engine.
 """
 
 from __future__ import annotations
@@ -69,13 +69,10 @@ FAMILIES: tuple[types.ModuleType, ...] = (
 )
 
 TABLE: dict[str, Op] = {}
-BY_NUMBER: list[Op] = []
 
 for _family in FAMILIES:
     for _row in vars(_family).values():
         if isinstance(_row, Op) and TABLE.get(_row.name) is not _row:
             if _row.name in TABLE:
                 raise ValueError(f"two operations are called {_row.name}")
-            _row.number = len(BY_NUMBER)
             TABLE[_row.name] = _row
-            BY_NUMBER.append(_row)

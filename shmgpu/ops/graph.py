@@ -64,7 +64,6 @@ class Op:
         "is_view",
         "may_fail",
         "name",
-        "number",
         "numbers",
         "numpy",
         "rule",
@@ -103,7 +102,6 @@ class Op:
         self.may_fail = may_fail or is_collective
         self.is_collective = is_collective
         self.numbers = numbers
-        self.number = 0
 
     def __repr__(self) -> str:
         return f"<operation {self.name}>"
