@@ -276,7 +276,11 @@ def test_the_broker_notices_nothing(idle):
 def test_a_process_watches_one_broker_at_a_time(idle):
     with watch(idle), pytest.raises(monitor.ShmError, match="already running"):
         watch(idle)
-    watch(idle).close()
+    first = watch(idle)
+    first.close()
+    with watch(idle) as second:
+        first.close()  # which it has let go of already
+        assert second.sample()["running"]
 
 
 def test_an_ended_broker_is_known_to_have_ended_while_its_process_lives(broker):

@@ -285,3 +285,52 @@ def test_a_counter_that_begins_anew_has_no_negative_rate():
     assert monitor._rates({"answered": 3, "pid": 9}, {"answered": 9, "pid": 1}, 2.0) == {
         "answered": 0.0
     }
+
+
+def test_a_parent_is_known_by_its_own_number_or_by_that_in_its_container(monkeypatch):
+    status = f"Name:\tpython\nNSpid:\t{os.getpid()}\t7\n"
+    monkeypatch.setattr(monitor.pathlib.Path, "read_text", lambda path: status)
+    assert monitor._is_parent(5, 5)
+    assert monitor._is_parent(5, 7) and not monitor._is_parent(5, 8)
+    status = "Name:\tpython\n"
+    assert not monitor._is_parent(5, 7)
+    monkeypatch.undo()
+    assert not monitor._is_parent(1 << 30, 7)
+
+
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [
+        (b"python\0a.py\0", "python a.py"),
+        (b"python\0a\nb\xff\0", "python a?b\ufffd"),
+        (f"python\0-I\0{monitor.spawn.BOOTSTRAP}\0up\0m\0".encode(), "shmgpu up m"),
+        (b"", ""),
+    ],
+)
+def test_a_process_is_shown_by_its_command_line(monkeypatch, raw, shown):
+    monkeypatch.setattr(monitor.pathlib.Path, "read_bytes", lambda path: raw)
+    assert monitor._command(5) == shown
+
+
+def test_a_process_that_is_gone_has_no_command_line():
+    assert monitor._command(1 << 30) == ""
+
+
+def test_of_no_times_there_are_no_quantiles_and_of_others_in_microseconds():
+    assert monitor._quantiles("queued", np.array([])) == {
+        "queued_p50_us": None,
+        "queued_p99_us": None,
+    }
+    found = monitor._quantiles("queued", np.array([-1.0, 1000.0, 2000.0]))
+    assert found["queued_p50_us"] == 1.0 and found["queued_p99_us"] == pytest.approx(1.98)
+
+
+def test_calls_a_run_are_the_mean_over_runs():
+    assert monitor._mean_run(np.array([], np.uint32)) is None
+    assert monitor._mean_run(np.array([2, 2, 1], np.uint32)) == 1.5
+    assert monitor._mean_run(np.array([0], np.uint32)) == 1
+
+
+@pytest.mark.parametrize(("state", "name"), [(0, "a"), (1, "b"), (2, "2"), (-1, "-1")])
+def test_a_state_that_has_no_name_is_a_number(state, name):
+    assert monitor._name(("a", "b"), state) == name
