@@ -2120,3 +2120,14 @@ TEST_WITHIN(random_events_with_gangs_agree_with_the_model, 30) {
   with_gangs = 1;
   run_seeds(1, 0);
 }
+
+TEST(a_schedule_that_is_destroyed_leaves_no_memory) {
+  size_t memory = 0;
+  for (int round = 0; round < 2 * HARNESS_ROUNDS; round++) {
+    open_schedule(5, 3, 2);
+    close_schedule();
+    if (round == HARNESS_ROUNDS) memory = harness_memory();
+  }
+  CHECK_EQ(harness_memory(), memory);
+  shmi_schedule_destroy(NULL);
+}

@@ -424,3 +424,13 @@ TEST(a_huge_range_costs_a_handful_of_pages) {
   shmi_tlsf_destroy(heap);
   CHECK_SYS(munmap(range, bytes));
 }
+
+TEST(a_heap_that_is_destroyed_leaves_no_memory) {
+  size_t memory = 0;
+  for (int round = 0; round < 2 * HARNESS_ROUNDS; round++) {
+    open_heap(1 << 20);
+    close_heap(1 << 20);
+    if (round == HARNESS_ROUNDS) memory = harness_memory();
+  }
+  CHECK_EQ(harness_memory(), memory);
+}

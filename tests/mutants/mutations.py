@@ -274,8 +274,9 @@ class Python(ast.NodeVisitor):
 
 # ---- what nobody can measure ---------------------------------------------------------------------
 
-WAIT = re.compile(  # the name of a time, or what is one
+WAIT = re.compile(  # the name of a time, or several, or what is one
     r"_*[A-Z][A-Z_]*_(S|MS|US|NS)\b(: \w+)? = |_*[A-Z][A-Z_]* = timedelta\("
+    r"|enum \{ (?:[A-Z][A-Z_]*_(?:S|MS|US|NS) = \d+,? )+\};(?: /\*.*)?$"
 )
 BOUND = re.compile(
     r"(?:_*(?:MAX|MOST|KEPT)_\w+(?:: \w+)? = |@(?:functools\.)?lru_cache\(maxsize=)"

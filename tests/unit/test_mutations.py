@@ -140,6 +140,8 @@ def test_what_is_the_same_in_any_order_is_not_swapped():
         ("LOOK_S = 0.2", "LOOK_S = 1.4", False),
         ("WITHIN = timedelta(seconds=20)", "WITHIN = timedelta(seconds=21)", False),
         ("within = timedelta(seconds=20)", "within = timedelta(seconds=21)", True),
+        ("enum { LOOK_NS = 7, REST_MS = 9 };", "enum { LOOK_NS = 7, REST_MS = 10 };", False),
+        ("enum { LOOK_NS = 7, ROUNDS = 9 };", "enum { LOOK_NS = 7, ROUNDS = 10 };", True),
     ],
 )
 def test_a_round_bound_that_is_a_bit_higher_and_a_time_are_nobodys_matter(old, new, is_measured):

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from shmgpu.errors import BadParams, ConfigError, NotRunning
 from shmgpu.watch import trace
 
 
@@ -111,3 +112,16 @@ def test_an_empty_trace_is_a_file_too(tmp_path):
     path = tmp_path / "t.json"
     assert trace.write(path, []) == 0
     json.loads(path.read_text())
+
+
+def test_without_a_broker_there_is_no_trace_and_no_file(tmp_path):
+    with pytest.raises(NotRunning):
+        trace.write(tmp_path / "trace.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_written_is_a_sentence(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be written \\(Is a directory\\)"):
+        trace.write(tmp_path, [record()])
+    with pytest.raises(BadParams, match=r"are rows of shmgpu\.watch\.trace\.read"):
+        trace.write(tmp_path / "trace.json", [{"sequence": 1}])
