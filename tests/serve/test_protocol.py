@@ -495,6 +495,9 @@ class TestAgainstTheModel:
         assert same(self.raw(data.tobytes(), (2, 3)).array(), data.reshape(2, 3))
         assert same(self.raw(data.tobytes(), (-1, 3)).array(), data.reshape(2, 3))
         assert self.raw(data.tobytes(), (-1, -1), max_batch_size=4).shape == (1, 6)
+        assert self.raw(b"abc", (-1,), "UINT8").shape == (3,)
+        assert self.raw(b"", (-1, 3)).shape == (0, 3)
+        assert self.raw(data.tobytes(), (-1, 3), max_batch_size=0).shape == (2, 3)
         picture = self.raw(b"jpeg", (1,), "BYTES")
         assert (picture.shape, picture.array().tolist()) == ((1,), [b"jpeg"])
         picture = self.raw(b"jpeg", (-1, 1), "BYTES", max_batch_size=4)
@@ -505,6 +508,7 @@ class TestAgainstTheModel:
         [
             (20, (2, 3), "FP32", "Expected 24, got 20"),
             (20, (-1, 3), "FP32", "multiple of 12"),
+            (0, (-1, 0), "FP32", "multiple of 0"),
             (24, (-1, -1), "FP32", "one extent open"),
             (24, (2,), "BYTES", "one BYTES element"),
             (24, (-1,), "BYTES", "one BYTES element"),
