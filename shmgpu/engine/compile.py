@@ -121,7 +121,10 @@ class Fused:
                 else:
                     self.loops[place] = loop
         self.sources = list(dict.fromkeys(loop.source for loop in self.loops.values()))
-        self.library = native.Library(self.sources) if self.is_whole and self.loops else None
+        bodies = dict.fromkeys(one for loop in self.loops.values() for one in loop.bodies)
+        self.library: native.Library | None = None
+        if self.is_whole and self.loops:
+            self.library = native.Library(self.sources, list(bodies))
 
 
 def compiled(

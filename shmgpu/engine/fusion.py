@@ -5,11 +5,14 @@ lies between two of them, and if no two groups wait for each other.
 
 The loop goes over blocks that fit the first cache, and within a block over a few operations at a
 time: with one loop body of a thousand operations each would wait for the one before, and with one
-loop for each operation every value would be loaded and stored. Never changes a result by a bit.
+loop for each operation every value would be loaded and stored. Each such body is a function, so
+that a compiler takes a time in proportion to them, and those that are alike are compiled once.
+Never changes a result by a bit.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -112,12 +115,14 @@ class Loop:
         numbers: slots of the plain numbers.
         outputs: slots of what it writes.
         source: parameters and body.
+        bodies: the functions that it calls, which others may call, too.
     """
 
     arrays: tuple[int, ...]
     numbers: tuple[int, ...]
     outputs: tuple[int, ...]
     source: str
+    bodies: tuple[str, ...] = ()
 
 
 def loop(unit: Unit, steps: dict[int, Step], specs: Sequence[Spec], numbers: range) -> Loop | None:
@@ -163,20 +168,20 @@ def loop(unit: Unit, steps: dict[int, Step], specs: Sequence[Spec], numbers: ran
         for slot in chunk:
             for one in steps[slot].inputs:
                 last[one] = max(last.get(one, 0), number)
-    waiting, kinds, bodies = _bodies(chunks, last, steps, specs, names, full, single)
+    waiting, kinds, bodies, calls = _bodies(chunks, last, steps, specs, full, single)
     if len(kinds) > MAX_WAITING:
         return None
     lines.append(f"  for (long i = 0; i < n; i += {BLOCK}) {{")
     lines.append(f"    const long m = n - i < {BLOCK} ? n - i : {BLOCK};")
     lines += [f"    {kind} t{at}[{BLOCK}];" for at, kind in enumerate(kinds)]
-    lines += bodies
+    lines += calls
     # All inputs of the block have been read: an output may lie where one of them does.
     lines += [
         f"    for (long j = 0; j < m; j++) o{at}[i + j] = t{waiting[one]}[j];"
         for at, one in enumerate(unit.outputs)
     ]
     lines.append("  }\n}")
-    return Loop(arrays, given, unit.outputs, "\n".join(lines))
+    return Loop(arrays, given, unit.outputs, "\n".join(lines), tuple(bodies))
 
 
 def _bodies(
@@ -184,27 +189,36 @@ def _bodies(
     last: dict[int, int],
     steps: dict[int, Step],
     specs: Sequence[Spec],
-    names: dict[int, str],
     full: dict[int, str],
     single: dict[int, str],
-) -> tuple[dict[int, int], list[str], list[str]]:
-    """For each chunk a loop; where values wait for later ones, and the types of these places."""
+) -> tuple[dict[int, int], list[str], dict[str, None], list[str]]:
+    """A function for each chunk of a block, and its call.
+
+    Returns:
+        Where values wait for later chunks, the types of these places, the functions, the calls.
+    """
     waiting: dict[int, int] = {}
     kinds: list[str] = []
     free: dict[str, list[int]] = {}
-    lines: list[str] = []
+    bodies: dict[str, None] = {}
+    calls: list[str] = []
     for number, chunk in enumerate(chunks):
-        own = set(chunk)
         read = dict.fromkeys(one for slot in chunk for one in steps[slot].inputs)
-        # In a scope of its own: a thousand numbers at once fit no registers, and slow a compiler.
-        lines.append("    {")
-        lines += _singles(chunk, steps, specs, names, single)
-        lines.append("    for (long j = 0; j < m; j++) {")
-        loads = {one: f"{name}[i + j]" for one, name in full.items()}
-        loads |= {one: f"t{place}[j]" for one, place in waiting.items()}
-        lines += _body(chunk, steps, specs, names, loads)
-        stored = [slot for slot in chunk if last.get(slot, 0) > number]
-        for slot in stored:
+        # Names and parameters by place, so that equal chunks are one function.
+        names = {slot: f"v{at}" for at, slot in enumerate(chunk)}
+        loads: dict[int, str] = {}
+        parameters, given = ["long m"], ["m"]
+        for at, one in enumerate([one for one in read if one not in names]):
+            if one in single:
+                names[one] = f"s{at}"
+                parameters.append(f"const {_local(specs[one])} s{at}")
+                given.append(single[one])
+            else:
+                names[one], loads[one] = f"x{at}", f"p{at}[j]"
+                parameters.append(f"const {_c(specs[one])} *restrict p{at}")
+                given.append(f"{full[one]} + i" if one in full else f"t{waiting[one]}")
+        lines = _body(chunk, steps, specs, names, loads)
+        for at, slot in enumerate([slot for slot in chunk if last.get(slot, 0) > number]):
             kind = _c(specs[slot])
             places = free.get(kind)
             if places:
@@ -212,12 +226,24 @@ def _bodies(
             else:
                 waiting[slot] = len(kinds)
                 kinds.append(kind)
-            lines.append(f"      t{waiting[slot]}[j] = {names[slot]};")
-        lines.append("    }}")
+            parameters.append(f"{kind} *restrict o{at}")
+            given.append(f"t{waiting[slot]}")
+            lines.append(f"      o{at}[j] = {names[slot]};")
+        text = "\n".join(
+            [
+                f"({', '.join(parameters)}) {{",
+                "    for (long j = 0; j < m; j++) {",
+                *lines,
+                "    }\n}",
+            ]
+        )
+        name = f"b{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        bodies[f"static __attribute__((noinline)) void {name}{text}"] = None
+        calls.append(f"    {name}({', '.join(given)});")
         for one in read:
-            if one in waiting and one not in own and last[one] == number:
+            if one in waiting and one not in chunk and last[one] == number:
                 free.setdefault(_c(specs[one]), []).append(waiting[one])
-    return waiting, kinds, lines
+    return waiting, kinds, bodies, calls
 
 
 def _singles(

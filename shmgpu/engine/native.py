@@ -7,11 +7,13 @@ there is no compiler, or it fails, programs run without; that is never an error.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import pathlib
 import platform
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
@@ -37,6 +39,16 @@ FLAGS = (
 MAX_FILES = 512
 MAX_FILE_BYTES = 64 << 20
 SECONDS = 120  # after which a compiler is given up
+LOCK = "lock"  # a file among those that were made; who compiles holds it
+# What is made has its name when it is whole, or not at all.
+TO_THE_END = """
+compiler=$1 part=$2 made=$3
+shift 3
+nice -n 10 "$compiler" "$@" - -o "$part" && mv "$part" "$made"
+status=$?
+rm -f "$part"
+exit $status
+"""
 
 Function = Callable[[int, Any, Any], None]
 
@@ -87,10 +99,12 @@ class Library:
         functions: one for each source, once it is ready.
     """
 
-    def __init__(self, sources: Sequence[str]) -> None:
+    def __init__(self, sources: Sequence[str], bodies: Sequence[str] = ()) -> None:
+        """``sources``: parameters and body of each; ``bodies``: functions that they call."""
         self.state = "waiting"
         self.functions: list[Function] = []
-        self._sources = list(sources)
+        self._text = "\n".join([*bodies, *(f"void k{at}{one}" for at, one in enumerate(sources))])
+        self._count = len(sources)
         self._thread = threading.Thread(target=self._make, name="shmgpu-cc", daemon=True)
         self._thread.start()
 
@@ -100,50 +114,64 @@ class Library:
 
     def _make(self) -> None:
         try:
-            self.functions = _functions(self._sources)
+            self.functions = _functions(self._text, self._count)
             self.state = "ready"
         except (OSError, subprocess.SubprocessError, RuntimeError) as error:
             logger.info("a chain of operations stays as it is: %s", error)
             self.state = "failed"
 
 
-def _functions(sources: Sequence[str]) -> list[Function]:
+def _functions(text: str, count: int) -> list[Function]:
     found = compiler()
     if found is None:
         raise RuntimeError("there is no C compiler")
     path, version = found
-    text = "\n".join(f"void k{at}{source}" for at, source in enumerate(sources))
     key = "\0".join(["1", path, version, " ".join(FLAGS), _machine(), text])
     name = hashlib.sha256(key.encode()).hexdigest()[:40] + ".so"
     kept = directory()
     if kept is not None:
         made = kept / name
-        if made.exists():
-            os.utime(made)
-        else:
-            _compile(path, text, made)
-            _sweep(kept)
-        return _load(made, len(sources))
+        if not made.exists():
+            # One compiler at a time for all of a user's helpers: two of one program would make the
+            # same twice, and whoever computes needs the cores more.
+            with (kept / LOCK).open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not made.exists():
+                    _compile(path, text, made, lock.fileno())
+                    _sweep(kept)
+        os.utime(made)
+        return _load(made, count)
     with tempfile.TemporaryDirectory() as here:
         made = pathlib.Path(here) / name
         _compile(path, text, made)
-        return _load(made, len(sources))
+        return _load(made, count)
 
 
-def _compile(path: str, text: str, made: pathlib.Path) -> None:
+def _compile(path: str, text: str, made: pathlib.Path, *held: int) -> None:
+    """Behind whatever else wants the cores, and to the end, though this helper should end before.
+
+    A program of a second would otherwise start the same compiler in each run, and never have what
+    it makes. ``held``: descriptors that stay open until then.
+    """
     part = made.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
+    compiling = subprocess.Popen(
+        ["sh", "-c", TO_THE_END, "sh", path, str(part), str(made), *FLAGS],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=held,
+        start_new_session=True,  # neither Ctrl-C nor the end of a terminal is meant for it
+    )
     try:
-        subprocess.run(
-            [path, *FLAGS, "-", "-o", str(part)],
-            input=text.encode(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=SECONDS,
-            check=False,
-        )
-        part.rename(made)  # whole or not at all
+        compiling.communicate(text.encode(), timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(compiling.pid, signal.SIGKILL)
+        compiling.wait()
+        raise
     finally:
         part.unlink(missing_ok=True)
+    if compiling.returncode:
+        raise RuntimeError(f"{path} ended with status {compiling.returncode}")
 
 
 def _load(made: pathlib.Path, count: int) -> list[Function]:
@@ -165,7 +193,8 @@ def _sweep(kept: pathlib.Path) -> None:
             told = one.stat()
         except OSError:
             continue
-        files.append((told.st_mtime, told.st_size, one))
+        if one.name != LOCK:
+            files.append((told.st_mtime, told.st_size, one))
     files.sort(reverse=True)
     total = 0
     for number, (_, size, one) in enumerate(files):

@@ -658,7 +658,38 @@ def test_compiled_loops_are_kept_on_disk_and_bounded(monkeypatch, tmp_path):
         fused = Fused(program, BACKENDS["numpy"], Options())
         fused.library.wait()
         assert fused.library.state == "ready"
-    assert len(list((tmp_path / "shmgpu" / "loops").iterdir())) == 2
+    assert len(list((tmp_path / "shmgpu" / "loops").glob("*.so"))) == 2
+
+
+def chain_of(depth, length=1000):
+    """A value to which a number is added so many times."""
+    chain = [(e.ADD, (slot if slot == 0 else slot + 1, 1)) for slot in range(depth)]
+    numbers = [spec_of(float32, ())]
+    return steps_of([spec_of(float32, (length,))], chain, (), (depth + 1,), (), numbers)
+
+
+@needs_compiler
+def test_a_chain_that_repeats_is_compiled_as_one_body(backend, monkeypatch, tmp_path):
+    """2,048 additions took a compiler 6 s and 370 MB, 1,024 of them 1.2 GB."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    program = chain_of(fusion.MAX_STEPS)
+    fused = Fused(program, backend, Options())
+    (loop,) = fused.loops.values()
+    assert len(loop.bodies) == 1
+    fused.library.wait()
+    assert fused.library.state == "ready"
+    child = Child(session.Engine(backend))
+    (x,), _ = child.run(make_ones(spec_of(float32, (1000,))), numbers=(1.0,))
+    _, (out,) = child.run(program, handles=(x,), numbers=(0.5,))
+    written = native.LoopCall(
+        NumpyBackend(),
+        fused.library.functions[0],
+        1000,
+        [spec_of(float32, (1000,))],
+        [spec_of(float32, (1000,))],
+        1,
+    )([np.ones(1000, "f4")], [0.5], [None])
+    equal(written[0], plain(out))
 
 
 @needs_compiler

@@ -1,0 +1,128 @@
+"""The C compiler beside a helper: once for all, to the end, and never in the way of a program."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from attach.brokers import until
+
+from shmgpu.engine import native
+
+pytestmark = pytest.mark.skipif(native.compiler() is None, reason="there is no C compiler")
+
+SOURCE = "(long n, const unsigned long *p, const double *s) { ((float *)p[0])[0] = n; }"
+SLOW = """#!/bin/sh
+echo begun >> {log}
+while [ -e {gate} ]; do sleep 0.01; done
+exec {path} "$@"
+"""
+FAILING = """#!/bin/sh
+while [ "$1" != -o ]; do shift; done
+echo half > "$2"
+exit 3
+"""
+
+
+@pytest.fixture
+def loops(monkeypatch, tmp_path):
+    """Where compiled loops are kept."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "shmgpu" / "loops"
+
+
+@pytest.fixture
+def use(monkeypatch, tmp_path):
+    """Makes a script the compiler."""
+    _, version = native.compiler()
+
+    def made(text):
+        script = tmp_path / "cc"
+        script.write_text(text)
+        script.chmod(0o700)
+        monkeypatch.setattr(native, "compiler", lambda: (str(script), version))
+
+    return made
+
+
+@pytest.fixture
+def slow(use, tmp_path):
+    """A compiler that says in its log that it begins, and waits until its gate is gone."""
+    gate, log = tmp_path / "gate", tmp_path / "log"
+    use(SLOW.format(gate=gate, log=log, path=native.compiler()[0]))
+    gate.touch()
+    log.touch()
+    yield gate, log
+    gate.unlink(missing_ok=True)
+
+
+def helper():
+    """The pid of one, in a group of its own, that waits for its compiler."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setpgid(0, 0)
+            native.Library([SOURCE]).wait()
+        finally:
+            os._exit(0)
+    return pid
+
+
+def made(loops):
+    return [one.name for one in loops.glob("*.so")]
+
+
+def test_two_helpers_of_one_program_have_it_compiled_once(loops, slow):
+    gate, log = slow
+    both = [native.Library([SOURCE]) for _ in range(2)]
+    until(log.read_text, "the compiler begins")
+    gate.unlink()
+    for one in both:
+        one.wait()
+        assert one.state == "ready" and len(one.functions) == 1
+    assert log.read_text() == "begun\n" and len(made(loops)) == 1
+
+
+def test_a_compiler_ends_its_work_though_its_helper_is_gone(loops, slow):
+    """Else a short program starts the same compiler in each run, and never has what it makes."""
+    gate, log = slow
+    pid = helper()
+    until(log.read_text, "the compiler begins")
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    other = native.Library([SOURCE])  # of the next run: it waits for the first one's compiler
+    gate.unlink()
+    other.wait()
+    assert other.state == "ready" and log.read_text() == "begun\n"
+    assert {one.name for one in loops.iterdir()} == {native.LOCK, *made(loops)}
+
+
+def test_ctrl_c_of_a_terminal_is_not_meant_for_the_compiler(loops, slow):
+    gate, log = slow
+    pid = helper()
+    until(log.read_text, "the compiler begins")
+    os.killpg(pid, signal.SIGINT)
+    os.waitpid(pid, 0)
+    gate.unlink()
+    until(lambda: made(loops), "it ends")
+
+
+def test_a_compiler_that_fails_leaves_nothing(loops, use):
+    use(FAILING)
+    library = native.Library([SOURCE])
+    library.wait()
+    assert library.state == "failed" and library.functions == []
+    assert [one.name for one in loops.iterdir()] == [native.LOCK]
+
+
+def test_a_compiler_without_an_end_is_ended(loops, slow, monkeypatch):
+    monkeypatch.setattr(native, "SECONDS", 0.2)
+    library = native.Library([SOURCE])
+    library.wait()
+    assert library.state == "failed"
+    slow[0].unlink()
+    monkeypatch.setattr(native, "SECONDS", 30)
+    other = native.Library([SOURCE])  # nobody holds the lock any more
+    other.wait()
+    assert other.state == "ready" and slow[1].read_text() == "begun\n" * 2
