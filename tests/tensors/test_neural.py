@@ -110,6 +110,27 @@ def test_pooling(engine, options, dtype):
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("options", [(2,), (3, 2, 1), ((2, 3), (1, 2))])
+def test_pooling_of_many_channels_takes_the_first_of_equal_ones(engine, options, dtype):
+    x = RNG.integers(0, 3, (2, 19, 6, 7)) / 4.0
+    agree(lambda f, x: f.max_pool2d(x, *options), x, dtype=dtype)
+    agree(lambda f, x: f.max_pool2d(x, *options), x, dtype=dtype, grads=False)
+    x[0, 3, 2, 2] = x[1, 18, 0, 0] = np.nan
+    agree(lambda f, x: f.max_pool2d(x, *options).nan_to_num(7.0), x, dtype=dtype, grads=False)
+
+
+@pytest.mark.parametrize("shape", [(40, 3), (8, 3, 50), (8, 3, 5, 10)])
+def test_moments_of_a_batch_far_from_zero_are_exact(engine, shape):
+    """Squares that are added up before the mean is taken off would leave nothing of the spread."""
+    x = (RNG.standard_normal(shape) + 1000).astype("float32")
+    axes = (0, *range(2, len(shape)))
+    got = OURS.nn.functional.batch_norm(OURS.tensor(x), None, None, training=True).numpy()
+    x = x.astype("float64")
+    want = (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(got, want, atol=5e-4)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("mask", [None, "causal", "bool", "float"])
 def test_attention(engine, dtype, mask):
     q, k, v = draw(2, 3, 5, 4), draw(2, 3, 5, 4), draw(2, 3, 5, 6)
