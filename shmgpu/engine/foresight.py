@@ -1,9 +1,9 @@
 """Random numbers that are drawn while nobody waits for them.
 
-A child that has run the same program twice in a row, with seeds that follow on each other, will
-most likely run it with the next ones: these are drawn when the second run has been answered. What
-was drawn for one seed is what that seed gives: a guess that fails costs time and changes nothing.
-Owns the guess, and what was drawn for it. Never decides what a seed gives.
+A child whose programs have drawn the same twice in a row, with seeds that follow on each other,
+will most likely draw it with the next ones: that is done when the second run has been answered.
+What was drawn for one seed is what that seed gives: a guess that fails costs time and changes
+nothing. Owns the guess, and what was drawn for it. Never decides what a seed gives.
 """
 
 from __future__ import annotations
@@ -36,10 +36,12 @@ class Draws:
 
     Attributes:
         places: of the seeds among the program's numbers.
+        kinds: what is drawn for each: operation, params, spec.
         kernels: what draws for each.
     """
 
     places: tuple[int, ...] = ()
+    kinds: tuple[Any, ...] = ()
     kernels: tuple[Any, ...] = ()
 
     @classmethod
@@ -58,6 +60,7 @@ class Draws:
             return cls()
         return cls(
             tuple(sorted(steps)),
+            tuple((step.op, step.params, step.spec) for _, step in sorted(steps.items())),
             tuple(
                 backend.kernel(step.op, (program.numbers[place],), step.params, step.spec)
                 for place, step in sorted(steps.items())
@@ -83,7 +86,7 @@ class Foresight:
     def meet(self, draws: Draws, numbers: tuple[Any, ...]) -> tuple[Any, ...]:
         """A run with these numbers: they, with what was drawn already in the place of its seed."""
         seeds = [numbers[place] for place in draws.places]
-        self.is_likely = draws is self._draws and seeds == self._seeds
+        self.is_likely = draws.kinds == self._draws.kinds and seeds == self._seeds
         if self.is_likely and self._arrays:
             given = list(numbers)
             for place, array in zip(draws.places, self._arrays, strict=True):
