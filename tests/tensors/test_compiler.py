@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 from attach.brokers import until
@@ -57,16 +60,23 @@ def slow(use, tmp_path):
     gate.unlink(missing_ok=True)
 
 
+HELPER = """
+import sys
+from shmgpu.engine import native
+native.compiler = lambda: tuple(sys.argv[1:3])
+native.Library([sys.argv[3]]).wait()
+"""
+
+
+@contextlib.contextmanager
 def helper():
-    """The pid of one, in a group of its own, that waits for its compiler."""
-    pid = os.fork()
-    if pid == 0:
+    """A process, in a group of its own, that waits for its compiler."""
+    words = [sys.executable, "-c", HELPER, *native.compiler(), SOURCE]
+    with subprocess.Popen(words, start_new_session=True, stderr=subprocess.DEVNULL) as process:
         try:
-            os.setpgid(0, 0)
-            native.Library([SOURCE]).wait()
+            yield process.pid
         finally:
-            os._exit(0)
-    return pid
+            process.kill()
 
 
 def made(loops):
@@ -87,10 +97,8 @@ def test_two_helpers_of_one_program_have_it_compiled_once(loops, slow):
 def test_a_compiler_ends_its_work_though_its_helper_is_gone(loops, slow):
     """Else a short program starts the same compiler in each run, and never has what it makes."""
     gate, log = slow
-    pid = helper()
-    until(log.read_text, "the compiler begins")
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    with helper():
+        until(log.read_text, "the compiler begins")
     other = native.Library([SOURCE])  # of the next run: it waits for the first one's compiler
     gate.unlink()
     other.wait()
@@ -100,10 +108,9 @@ def test_a_compiler_ends_its_work_though_its_helper_is_gone(loops, slow):
 
 def test_ctrl_c_of_a_terminal_is_not_meant_for_the_compiler(loops, slow):
     gate, log = slow
-    pid = helper()
-    until(log.read_text, "the compiler begins")
-    os.killpg(pid, signal.SIGINT)
-    os.waitpid(pid, 0)
+    with helper() as pid:
+        until(log.read_text, "the compiler begins")
+        os.killpg(pid, signal.SIGINT)
     gate.unlink()
     until(lambda: made(loops), "it ends")
 
