@@ -282,8 +282,7 @@ class Port(Replies):
     def _finish(self, call: Call, status: int) -> Any:
         """What an answered call returns, or raises."""
         try:
-            if status < 0:
-                call.note(call.reply)
+            call.note(call.reply)
             return self._result_of(call, status, int(call.reply.value))
         except ShmError as error:
             call.blame(error)

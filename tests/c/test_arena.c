@@ -280,7 +280,8 @@ TEST(huge_pages_start_on_their_border) {
 
 TEST(making_and_destroying_leaves_nothing) {
   int fds = harness_open_fds(), maps = harness_mappings("");
-  for (int i = 0; i < 20; i++) {
+  size_t memory = 0;
+  for (int i = 0; i < 2 * HARNESS_ROUNDS; i++) {
     shmi_arena_plan_t wanted = plan(8, MIB);
     wanted.scratch_bytes = MIB;
     make(&wanted);
@@ -288,7 +289,9 @@ TEST(making_and_destroying_leaves_nothing) {
     shmi_arena_destroy();
     CHECK_EQ(harness_open_fds(), fds);
     CHECK_EQ(harness_mappings("shmgpu-"), 0);
+    if (i == HARNESS_ROUNDS) memory = harness_memory();
   }
+  CHECK_EQ(harness_memory(), memory);
   if (!HARNESS_SANITIZED) CHECK_EQ(harness_mappings(""), maps);
   shmi_arena_destroy();
 }

@@ -801,3 +801,27 @@ TEST_WITHIN(after_any_events_every_call_has_ended, 30) {
     run_random(seed);
   }
 }
+
+TEST(a_dispatcher_that_is_destroyed_leaves_no_memory_and_no_descriptor) {
+  size_t memory = 0;
+  int fds = harness_open_fds();
+  for (int round = 0; round < 2 * HARNESS_ROUNDS; round++) {
+    open_peers(5, 3, 2);
+    child_calls(1);
+    turn();
+    close_peers();
+    for (int slot = 0; slot < 5; slot++) { /* the peers' own ends */
+      shmi_descriptor_close(&kids[slot].request_fd);
+      shmi_descriptor_close(&kids[slot].reply_fd);
+    }
+    for (int h = 0; h < 3; h++) {
+      shmi_descriptor_close(&hands[h].down_fd);
+      shmi_descriptor_close(&hands[h].up_fd);
+    }
+    shmi_descriptor_close(&supervisor_fd);
+    CHECK_EQ(harness_open_fds(), fds);
+    if (round == HARNESS_ROUNDS) memory = harness_memory();
+  }
+  CHECK_EQ(harness_memory(), memory);
+  shmi_dispatch_destroy(NULL);
+}

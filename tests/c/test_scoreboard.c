@@ -213,10 +213,13 @@ TEST(a_fork_has_none_of_the_threads_that_read_when_it_was_made) {
 
 TEST(making_and_destroying_leaves_nothing) {
   int fds = harness_open_fds();
-  for (int i = 0; i < 20; i++) {
+  size_t memory = 0;
+  for (int i = 0; i < 2 * HARNESS_ROUNDS; i++) {
     open_scoreboard(1000);
     shmi_scoreboard_destroy();
+    if (i == HARNESS_ROUNDS) memory = harness_memory();
   }
+  CHECK_EQ(harness_memory(), memory);
   CHECK(shmi_scoreboard() == NULL);
   CHECK_EQ(harness_open_fds(), fds);
   CHECK_EQ(harness_mappings("shmgpu-scoreboard"), 0);

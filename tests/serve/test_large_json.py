@@ -19,14 +19,16 @@ import orjson
 import pytest
 from serve import servers
 
-from shmgpu.serve.frontend import aside
+from shmgpu.serve.frontend import aside, routes
 from shmgpu.serve.frontend.routes import Front
 from shmgpu.serve.protocol import classification, datatypes, http_codec, json_reader
 from shmgpu.serve.protocol.types import (
     DEFAULT_LIMITS,
     InferRequest,
+    InferResponse,
     OutputTensor,
     ProtocolError,
+    RequestedOutput,
     RequestLimits,
 )
 from shmgpu.serve.scheduling.inference import Calls
@@ -465,3 +467,80 @@ def test_the_thread_beside_the_loop_ends_with_it_and_takes_nothing_that_still_wa
 
     asyncio.run(course())
     assert done == []
+
+
+LONG, SHORT = np.zeros(routes.LONG_BYTES + 1, np.uint8), np.zeros(routes.LONG_BYTES, np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "binary", "wanted", "is_long"),
+    [
+        ({"y": LONG}, False, {}, True),
+        ({"y": SHORT}, False, {}, False),
+        ({"y": LONG}, True, {}, False),
+        ({"y": LONG}, False, {"y": {"binary": True}}, False),
+        ({"y": LONG}, False, {"y": {}}, True),
+        ({"y": LONG}, True, {"y": {}}, True),
+        ({"y": LONG}, False, {"y": {"binary": True, "classification": 2}}, True),
+        ({"y": LONG, "z": SHORT}, False, {"y": {"binary": True}, "z": {}}, False),
+        ({"y": SHORT, "z": LONG}, False, {"y": {"binary": True}, "z": {}}, True),
+    ],
+)
+def test_what_is_long_and_no_bytes_is_written_beside_the_loop(outputs, binary, wanted, is_long):
+    asked = InferRequest(
+        outputs=[RequestedOutput(name, **said) for name, said in wanted.items()],
+        binary_output=binary,
+    )
+    made = [OutputTensor(name, "UINT8", one.shape, one) for name, one in outputs.items()]
+    assert routes.takes_long(asked, InferResponse(made)) == is_long
+
+
+@pytest.mark.parametrize(
+    ("size", "header", "is_long"),
+    [(1, None, True), (0, None, False), (1, 1, True), (1, 0, False), (9, 0, False)],
+)
+def test_json_that_is_long_is_read_beside_the_loop(size, header, is_long):
+    length = None if header is None else routes.LONG_BYTES + header
+    assert routes.is_long(bytes(routes.LONG_BYTES + size), length) == is_long
+
+
+class Told:
+    """A request over gRPC that waits for its answer."""
+
+    def __init__(self):
+        self.told = []
+        self.answered = asyncio.get_running_loop().create_future()
+
+    def _answer(self, buffers):
+        self.told.append(buffers)
+
+    _failed = _answer
+
+
+@pytest.mark.parametrize("has_left", [False, True])
+@pytest.mark.parametrize("error", [None, ValueError("too many classes")])
+def test_an_answer_that_is_written_beside_the_loop_is_told_to_who_still_waits(has_left, error):
+    grpc_inference = pytest.importorskip("shmgpu.serve.frontend.grpc_inference")
+    retracted = []
+
+    def write():
+        if error is not None:
+            raise error
+        return ["bytes"]
+
+    async def answer():
+        front = SimpleNamespace(
+            aside=aside.AsideThread(),
+            calls=SimpleNamespace(accounting=SimpleNamespace(retract=retracted.append)),
+        )
+        one = Told()
+        if has_left:
+            one.answered.cancel()
+        kinds = [kind for kind in vars(grpc_inference).values() if hasattr(kind, "_answer_aside")]
+        await kinds[0]._answer_aside(one, front, "model", write)
+        front.aside.close()
+        return one.told
+
+    told = asyncio.run(answer())
+    assert told == ([] if has_left else [error or ["bytes"]])
+    assert retracted == ([] if error is None else ["model"])

@@ -43,6 +43,8 @@ TABLE = [
     ("adaptive_max_pool1d", [LINE, 3], {}),
     ("adaptive_max_pool2d", [IMAGE, (3, 2)], {}),
     ("avg_pool1d", [LINE, 3], {"stride": 2, "padding": 1}),
+    ("avg_pool1d", [LINE[0], 3], {}),
+    ("max_pool1d", [LINE[0], 3], {}),
     ("avg_pool2d", [IMAGE, (3, 2)], {"stride": (1, 2), "padding": 1}),
     ("avg_pool1d", [LINE[:, :, :11], 4], EDGES | {"padding": 2}),
     ("avg_pool2d", [IMAGE[0], 4], EDGES | {"padding": 1}),
