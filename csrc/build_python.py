@@ -42,6 +42,7 @@ def modules() -> list[Extension]:
             sources=sorted(path.as_posix() for path in folder.glob("*.c")),
             depends=sorted(path.as_posix() for path in folder.glob("*.h")),
             include_dirs=[CSRC.as_posix()],
+            libraries=["dl"] if folder.name == "http2" else [],  # for older C libraries
             define_macros=[("_GNU_SOURCE", "1"), ("Py_LIMITED_API", "0x030a0000")],
             extra_compile_args=compiling,
             extra_link_args=linking,

@@ -91,6 +91,12 @@ python/quick/ready                  any
 python/quick/call                   any
 python/quick/submit                 any
 python/quick/module                 any
+python/http2/nghttp2                any
+python/http2/http2                  any
+python/http2/coming                 any
+python/http2/going                  any
+python/http2/session                any
+python/http2/module                 any
 """
 
 PYTHON = """
@@ -479,10 +485,14 @@ serve/frontend/access_log           child
 serve/frontend/routes               child
 serve/frontend/openapi              child
 serve/frontend/pages                child
-serve/frontend/grpc_admission       child
-serve/frontend/grpc_access_log      child
+serve/frontend/message_memory       child
 serve/frontend/grpc_fast_path       child
 serve/frontend/grpc_inference       child
+serve/frontend/grpc_calls           child
+serve/frontend/http2_calls          child
+serve/frontend/http2_connection     child
+serve/frontend/grpc_admission       child
+serve/frontend/grpc_access_log      child
 serve/frontend/grpc_server          child
 serve/worker                        child
 serve/helper_pools                  parent
@@ -567,6 +577,11 @@ HEADS = {
         "Calls like an earlier one, from arguments to result, as a module of Python's: "
         "shmgpu._quick.",
         "does what a call through Python would not",
+    ),
+    "csrc/python/http2": (
+        "HTTP/2 connections of a gRPC server, by libnghttp2, as a module of Python's: "
+        "shmgpu._http2.",
+        "knows a method or a model, never touches a socket",
     ),
     "shmgpu": (
         "The public face: what programs name.",

@@ -129,7 +129,7 @@ def imports_by_name(path: pathlib.Path) -> bool:
 def _file_of(package: pathlib.Path, name: str) -> str:
     """What a dotted name is asked of: a module, or the package that has it as a name."""
     parts = name.split(".")[1:]
-    if parts[:1] in (["_core"], ["_graph"], ["_quick"]):
+    if parts[:1] in (["_core"], ["_graph"], ["_quick"], ["_http2"]):
         return parts[0]
     while parts:
         place = package.joinpath(*parts)
