@@ -75,6 +75,15 @@ def _text(value: Any) -> str:
     return value
 
 
+def _one_of(*names: str) -> Callable[[Any], str]:
+    def name(value: Any) -> str:
+        if value not in names:
+            raise ConfigError("use " + " or ".join(names))
+        return str(value)
+
+    return name
+
+
 def _switch(value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError
@@ -147,6 +156,13 @@ FLAGS = (
         None,
         "N",
         "gRPC port; 0 chooses a free one (default: no gRPC)",
+    ),
+    Flag(
+        "grpc-front",
+        _one_of("auto", "nghttp2", "grpcio"),
+        "auto",
+        "NAME",
+        "what speaks HTTP/2: nghttp2 or grpcio; auto is nghttp2 where its library is",
     ),
     Flag("uds", _text, None, "PATH", "listen on a Unix socket instead"),
     Flag("workers", _whole(1), 2, "N", "processes that speak to clients"),

@@ -77,7 +77,7 @@ def serve(options: argparse.Namespace) -> None:
         table = ControlTable({})
         held.callback(table.close)
         listener = held.enter_context(_listening(options))
-        grpc_address = held.enter_context(_reserved(options))
+        grpc_listener, grpc_address = held.enter_context(_grpc_port(options))
         rows = FunctionRows(options.hang_after)
         function_table.register_late()
         counters: list[Counters] = []
@@ -85,6 +85,8 @@ def serve(options: argparse.Namespace) -> None:
 
         def session(helper: Any) -> Any:
             listener.close()  # held here, it would be connected to when no worker listens any more
+            if grpc_listener is not None:
+                grpc_listener.close()
             opening = Opening(
                 table,
                 counters[0],
@@ -123,7 +125,18 @@ def serve(options: argparse.Namespace) -> None:
             state.update(first_state(repository.in_pools(sources, list(pools)), on))
         files = source_watch.seen(table.read()[1]) if options.reload else None
         shared = worker.WorkerConfig(
-            [listener], table, counters[0], rows, grpc_address, options, pools, token, tls, files
+            [listener],
+            table,
+            counters[0],
+            rows,
+            grpc_address,
+            options,
+            pools,
+            token,
+            tls,
+            files,
+            grpc_listener,
+            _tls(options.tls_cert, options.tls_key, "h2"),
         )
         host = RoleHost(plan, [worker.main] * options.workers, (shared,), None, None)
         held.callback(host.close)
@@ -217,7 +230,7 @@ def _allow_connections(most: int, roles: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _tls(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
+def _tls(certificate: str | None, key: str | None, *protocols: str) -> ssl.SSLContext | None:
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:
@@ -228,7 +241,18 @@ def _tls(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
         context.load_cert_chain(certificate, key)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"the certificate cannot be used ({error})") from None
+    if protocols:
+        context.set_alpn_protocols(protocols)
     return context
+
+
+def why_no_nghttp2() -> str:
+    """Why workers cannot speak HTTP/2 by themselves; "" where they can."""
+    try:
+        importlib.import_module("shmgpu._http2")
+    except ImportError as error:  # it was not built, or there is no such library
+        return str(error)
+    return ""
 
 
 def _check_installed(who: str, *packages: str) -> None:
@@ -325,15 +349,24 @@ def _clear(path: str) -> None:
 
 
 @contextlib.contextmanager
-def _reserved(options: argparse.Namespace) -> Iterator[str]:
-    """Where workers listen for gRPC, each with a socket of its own; empty: nowhere.
+def _grpc_port(options: argparse.Namespace) -> Iterator[tuple[socket.socket | None, str]]:
+    """The socket that all workers accept gRPC's connections from, and its address.
 
-    The parent's socket never listens: it holds the port while workers come and go.
+    There is no socket for grpcio, where each worker listens at one of its own; and without
+    ``--grpc-port`` there is no address either.
     """
     if options.grpc_port is None:
-        yield ""
+        yield None, ""
         return
-    _check_installed("--grpc-port", "grpc", "google.protobuf")
+    _check_installed("--grpc-port", "google.protobuf")
+    missing = why_no_nghttp2()
+    if options.grpc_front == "nghttp2" and missing:
+        raise LaunchError(
+            f"--grpc-front nghttp2 cannot be had ({missing}): install libnghttp2, or leave it out"
+        )
+    is_own = not missing and options.grpc_front != "grpcio"
+    if not is_own:
+        _check_installed("--grpc-port", "grpc")
     family, address = _found(options.host, options.grpc_port)
     try:
         with socket.socket(family) as probe:  # another server's port is no port to share
@@ -341,17 +374,22 @@ def _reserved(options: argparse.Namespace) -> Iterator[str]:
             probe.bind(address)
             address = probe.getsockname()
         holder = socket.socket(family)
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        holder.bind(address)
+        if is_own:
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            holder.bind(address)
+            holder.listen(BACKLOG)
+        else:  # it never listens: it holds the port while workers come and go
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            holder.bind(address)
     except OSError as error:
         raise LaunchError(
             f"the server cannot listen at {options.host}:{options.grpc_port} ({error.strerror}): "
             "choose another --grpc-port"
         ) from error
     with holder:
-        address = _address(holder).removeprefix("http://")
-        print(f"listening on grpc://{address}", flush=True)
-        yield address
+        text = _address(holder).removeprefix("http://")
+        print(f"listening on grpc://{text}", flush=True)
+        yield (holder if is_own else None), text
 
 
 def _address(listener: socket.socket) -> str:

@@ -55,12 +55,15 @@ class WorkerConfig:
 
     Attributes:
         listeners: bound sockets; every worker accepts from all of them.
-        grpc_address: where every worker listens for gRPC; empty: nowhere.
+        grpc_address: where gRPC is listened for; empty: nowhere.
         options: what the command line said; see :mod:`shmgpu.serve.options`.
         pools: numbers of the helpers, by the pool's name; the first is the default one.
         token: that clients must bear; empty: none.
         tls: what connections are encrypted by; None: they are not.
         files: of models, as they were before they were loaded; None: they are not watched.
+        grpc_listener: a bound socket, from which every worker accepts gRPC's connections; None:
+            grpcio listens.
+        grpc_tls: what those are encrypted by.
     """
 
     listeners: list[socket.socket]
@@ -73,6 +76,8 @@ class WorkerConfig:
     token: bytes = b""
     tls: ssl.SSLContext | None = None
     files: Seen | None = None
+    grpc_listener: socket.socket | None = None
+    grpc_tls: ssl.SSLContext | None = None
 
 
 def main(rank: int, plan: WorkerConfig) -> None:
@@ -166,6 +171,11 @@ class _Worker:
         listeners = [
             Listener(loop, one, self._connect, plan.tls, self.connections) for one in plan.listeners
         ]
+        if plan.grpc_listener is not None:
+            connect = self._grpc_connections()
+            listeners.append(
+                Listener(loop, plan.grpc_listener, connect, plan.grpc_tls, self.connections)
+            )
         self.connections.take_part(True)
         self.front.catalog.refresh()
         tending = loop.create_task(self._tend())
@@ -213,9 +223,17 @@ class _Worker:
             except Exception:
                 logger.exception("a worker could not look after its server")
 
+    def _grpc_connections(self) -> Callable[[], asyncio.BaseProtocol]:
+        """What makes connections of gRPC's; protobuf is imported after the fork only."""
+        from shmgpu.serve.frontend.http2_calls import Http2Calls
+        from shmgpu.serve.frontend.http2_connection import Http2Connection
+
+        calls = Http2Calls(self.front, self.access)
+        return lambda: Http2Connection(calls, self.limits, self.connections)
+
     async def _listen_for_grpc(self) -> Any:
-        """The gRPC server, if there is to be one; its package is imported after the fork only."""
-        if not self.plan.grpc_address:
+        """The server by grpcio, if there is to be one; that is imported after the fork only."""
+        if not self.plan.grpc_address or self.plan.grpc_listener is not None:
             return None
         from shmgpu.serve.frontend import grpc_server as rpc
 

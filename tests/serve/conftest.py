@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import subprocess
 
 import pytest
 
@@ -49,6 +50,24 @@ def server():
     """Two workers, two helpers, and the models of models/simple.py."""
     with servers.serving(servers.MODELS / "simple.py") as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory):
+    """The flags of a server that has one, and its file, which clients trust."""
+    folder = tmp_path_factory.mktemp("certificate")
+    key, certificate = folder / "key.pem", folder / "cert.pem"
+    made = subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-keyout", str(key), "-out", str(certificate)),
+        ],
+        capture_output=True,
+    )
+    if made.returncode:
+        pytest.skip("there is no openssl to make a certificate with")
+    return {"tls_cert": certificate, "tls_key": key}
 
 
 @pytest.fixture

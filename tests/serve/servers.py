@@ -23,6 +23,8 @@ import shmgpu
 HERE = pathlib.Path(__file__).resolve().parent
 MODELS = HERE / "models"
 DEADLINE_S = 30.0
+# What may speak HTTP/2: libnghttp2 where there is one, and grpcio.
+GRPC_FRONTS = ("auto", "grpcio")
 
 
 def environment(**more: str) -> dict[str, str]:

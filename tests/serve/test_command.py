@@ -138,7 +138,7 @@ def test_as_many_files_may_be_open_as_there_may_be_connections(
         ("uvloop", (), "serve"),
         ("httptools", (), "serve"),
         ("prometheus_client", (), "serve"),
-        ("grpc", ("--grpc-port", "0"), "serve"),
+        ("grpc", ("--grpc-port", "0", "--grpc-front", "grpcio"), "serve"),
         ("google.protobuf", ("--grpc-port", "0"), "serve"),
         ("opentelemetry", ("--otel",), "otel"),
         ("opentelemetry.exporter.otlp.proto.http", ("--otel",), "otel"),

@@ -6,7 +6,6 @@ import contextlib
 import gzip
 import json
 import socket
-import subprocess
 import zlib
 
 import numpy as np
@@ -236,28 +235,12 @@ def test_a_token_is_asked_for_but_where_health_is_looked_at(tmp_path):
             assert triton.get_server_metadata(headers={"authorization": good})
 
 
-def test_connections_are_encrypted_where_there_is_a_certificate(tmp_path):
+def test_connections_are_encrypted_where_there_is_a_certificate(certificate):
     import ssl
     import urllib.request
 
-    made = subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
-            *("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"),
-            *("-keyout", str(tmp_path / "key.pem"), "-out", str(tmp_path / "cert.pem")),
-        ],
-        capture_output=True,
-    )
-    if made.returncode:
-        pytest.skip("there is no openssl to make a certificate with")
-    with servers.serving(
-        MODEL,
-        workers=1,
-        helpers=1,
-        tls_cert=tmp_path / "cert.pem",
-        tls_key=tmp_path / "key.pem",
-    ) as server:
-        trusting = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+    with servers.serving(MODEL, workers=1, helpers=1, **certificate) as server:
+        trusting = ssl.create_default_context(cafile=str(certificate["tls_cert"]))
         big = json.dumps(
             {"inputs": [{"name": "x", "datatype": "FP32", "shape": [99999], "data": [1] * 99999}]}
         ).encode()

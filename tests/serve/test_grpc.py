@@ -30,11 +30,12 @@ NUMPY = {
 }
 
 
-@pytest.fixture(scope="module")
-def server():
+@pytest.fixture(scope="module", params=servers.GRPC_FRONTS)
+def server(request):
     with servers.serving(
         servers.MODELS / "simple.py",
         grpc_port=0,
+        grpc_front=request.param,
         allow_client_shm=True,
         allow_repository=True,
         max_body="8MiB",
@@ -161,8 +162,12 @@ def test_bytes_that_are_no_message_are_refused(server):
 def test_heads_have_a_limit(triton):
     x = [tensor("x", np.ones(1, np.float32))]
     assert triton.infer("scale", x, headers={"note": "n" * 30_000})
-    said = refused(triton.infer, "scale", x, headers={"note": "n" * 70_000})
+    said = refused(triton.infer, "scale", x, headers={"note": "n" * 40_000, "more": "n" * 40_000})
     assert said.startswith("StatusCode.RESOURCE_EXHAUSTED")
+    assert triton.infer("scale", x)
+    # One field that is longer than HPACK's decoder may take ends the connection, too.
+    said = refused(triton.infer, "scale", x, headers={"note": "n" * 70_000})
+    assert said.startswith(("StatusCode.RESOURCE_EXHAUSTED", "StatusCode.UNAVAILABLE"))
 
 
 def test_after_a_thousand_broken_messages_a_good_one_is_answered(server, triton):

@@ -18,8 +18,8 @@ pytest.importorskip("grpc", reason="grpcio is not installed")
 
 import grpc
 
-from shmgpu.serve.frontend import grpc_admission, grpc_inference
-from shmgpu.serve.frontend.grpc_admission import MessageMemory
+from shmgpu.serve.frontend import grpc_inference, message_memory
+from shmgpu.serve.frontend.message_memory import MessageMemory
 from shmgpu.serve.protocol import grpc_codec
 from shmgpu.serve.protocol.grpc_codec import MESSAGES
 from shmgpu.serve.protocol.types import ProtocolError, RequestLimits
@@ -33,8 +33,14 @@ LARGE = [
 ]
 
 
+@pytest.fixture(scope="module", params=["auto", pytest.param("grpcio", marks=pytest.mark.slow)])
+def front(request):
+    """What speaks HTTP/2."""
+    return request.param
+
+
 @pytest.fixture(scope="module", params=["open", "token"])
-def server(request, tmp_path_factory):
+def server(request, front, tmp_path_factory):
     token = None
     if request.param == "token":
         token = tmp_path_factory.mktemp("secret") / "token"
@@ -44,6 +50,7 @@ def server(request, tmp_path_factory):
         workers=1,
         helpers=1,
         grpc_port=0,
+        grpc_front=front,
         arena="64MiB",
         max_body="32MiB",
         token_file=token,
@@ -224,30 +231,18 @@ def test_what_only_begins_as_if_compressed_is_refused(server, data):
 # ---- answers that wait to be read ------------------------------------------------------------
 
 
-LARGE_ANSWERS = """
-import numpy as np
-from shmgpu.serve import Tensor, model
-
-
-@model(inputs=[Tensor("count", "INT64", (1,))], outputs=[Tensor("y", "UINT8", (-1,))])
-def large(helper, count):
-    return np.zeros(int(count[0]), np.uint8)
-
-
-@model(inputs=[Tensor("count", "INT64", (1,))], outputs=[Tensor("y", "UINT8", (-1,))], warmup=[])
-def large_parts(helper, count):
-    while True:
-        yield np.zeros(int(count[0]), np.uint8)
-"""
-
-
 @pytest.fixture(scope="module")
-def generous(tmp_path_factory):
+def generous(front):
     """A server whose answers are larger than its requests; 24 MiB of them may wait."""
-    path = tmp_path_factory.mktemp("large") / "m.py"
-    path.write_text(LARGE_ANSWERS)
     with servers.serving(
-        path, workers=1, helpers=1, grpc_port=0, arena="24MiB", max_body="8MiB", max_queue=500
+        servers.MODELS / "large.py",
+        workers=1,
+        helpers=1,
+        grpc_port=0,
+        grpc_front=front,
+        arena="24MiB",
+        max_body="8MiB",
+        max_queue=500,
     ) as running:
         running.token = None
         yield running
@@ -334,7 +329,7 @@ def test_answers_are_counted_until_they_are_taken():
     for one in held:
         one.close()
     assert (memory.unread, memory.held) == (0, 0)
-    assert isinstance(memory.hold(50, "a"), grpc_admission.UnreadAnswer)
+    assert isinstance(memory.hold(50, "a"), message_memory.UnreadAnswer)
 
 
 def test_a_message_that_grows_is_counted_as_what_it_has_become():
@@ -394,13 +389,13 @@ def test_who_waits_too_long_is_told_to_try_again():
 
 
 def test_only_so_many_come_at_once_and_slow_ones_keep_nobody_out(monkeypatch):
-    monkeypatch.setattr(grpc_admission, "PATIENCE_S", 0.02)
+    monkeypatch.setattr(message_memory, "PATIENCE_S", 0.02)
 
     async def scenario():
         memory = MessageMemory(100, 30)
-        coming = [await memory.wait() for _ in range(grpc_admission.AT_ONCE)]
+        coming = [await memory.wait() for _ in range(message_memory.AT_ONCE)]
         assert not memory.is_free()
-        others = [await memory.wait() for _ in range(grpc_admission.AT_ONCE)]
+        others = [await memory.wait() for _ in range(message_memory.AT_ONCE)]
         assert len(coming) == len(others)
         del coming, others  # clients that left before their messages came
         gc.collect()
@@ -430,5 +425,5 @@ def test_an_error_that_was_told_of_keeps_no_frame_alive_nor_does_what_led_to_it(
     with pytest.raises(ValueError, match="two") as caught:
         fails()
     error = caught.value
-    assert grpc_inference.told_of(error)[0] is grpc.StatusCode.INTERNAL
+    assert grpc_inference.told_of(error)[0] == grpc_inference.INTERNAL
     assert error.__traceback__ is None and error.__context__.__traceback__ is None

@@ -176,15 +176,28 @@ class GrpcFastPath(PreparedRequests):
     def take(self, data: bytes) -> FastCall | None:
         """Start a call as others of its kind were; None: it takes the general path."""
         known = self.find(data)
-        prepared = None if known is None else known.prepared
-        if known is None or prepared is None or not self._may_start(prepared):
+        if known is None or known.prepared is None:
             return None
         call = FastCall()
+        return call if self._begin(known, known.prepared, call, data) else None
+
+    def start(self, data: bytes, call: Any) -> bool:
+        """The same for a call that is to be told itself, as a :class:`FastCall` is."""
+        known = self.find(data)
+        if known is None or known.prepared is None:
+            return False
+        return self._begin(known, known.prepared, call, data)
+
+    def _begin(
+        self, known: KnownMessage, prepared: PreparedRequest, call: Any, data: bytes
+    ) -> bool:
+        if not self._may_start(prepared):
+            return False
         if self._start(prepared, call, memoryview(data), known.begin):
-            return call
+            return True
         if not prepared.is_current():
             known.use(None)
-        return None
+        return False
 
     def remember(
         self, served: ServedModel, request: InferRequest, pending: Pending, data: bytes

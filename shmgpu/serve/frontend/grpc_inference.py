@@ -16,17 +16,15 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import grpc
-
 from shmgpu.serve.frontend.aside import LONG_BYTES
 from shmgpu.serve.frontend.compression import coding_of, decoded
-from shmgpu.serve.frontend.grpc_admission import (
+from shmgpu.serve.frontend.grpc_fast_path import GrpcFastPath, KnownMessage
+from shmgpu.serve.frontend.message_memory import (
     ComingMessage,
     MessageMemory,
     UnreadAnswer,
     inflated,
 )
-from shmgpu.serve.frontend.grpc_fast_path import GrpcFastPath, KnownMessage
 from shmgpu.serve.frontend.routes import Front
 from shmgpu.serve.protocol import grpc_codec
 from shmgpu.serve.protocol.grpc_codec import MESSAGES
@@ -38,17 +36,18 @@ from shmgpu.serve.scheduling.streams import Stream
 
 _now = time.monotonic_ns
 
-# What gRPC calls an HTTP status; INTERNAL for the rest.
+# gRPC's number for an HTTP status; INTERNAL for the rest.
+INTERNAL = 13
 CODES = {
-    400: grpc.StatusCode.INVALID_ARGUMENT,
-    401: grpc.StatusCode.UNAUTHENTICATED,
-    403: grpc.StatusCode.PERMISSION_DENIED,
-    404: grpc.StatusCode.NOT_FOUND,
-    409: grpc.StatusCode.ALREADY_EXISTS,
-    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    499: grpc.StatusCode.CANCELLED,
-    501: grpc.StatusCode.UNIMPLEMENTED,
-    503: grpc.StatusCode.UNAVAILABLE,
+    400: 3,  # INVALID_ARGUMENT
+    401: 16,  # UNAUTHENTICATED
+    403: 7,  # PERMISSION_DENIED
+    404: 5,  # NOT_FOUND
+    409: 6,  # ALREADY_EXISTS
+    413: 8,  # RESOURCE_EXHAUSTED
+    499: 1,  # CANCELLED
+    501: 12,  # UNIMPLEMENTED
+    503: 14,  # UNAVAILABLE
 }
 FINAL = "triton_final_response"
 WANTS_FINAL = "triton_enable_empty_final_response"
@@ -345,7 +344,7 @@ def _read(front: Front, served: ServedModel, message: Any, raw: Any) -> InferReq
     return request
 
 
-def told_of(error: BaseException) -> tuple[Any, str]:
+def told_of(error: BaseException) -> tuple[int, str]:
     """The code and the sentence of an error, which keeps nothing alive from then on.
 
     Its traceback refers to frames that have the request, and these to what has the error: unless
@@ -353,7 +352,7 @@ def told_of(error: BaseException) -> tuple[Any, str]:
     """
     status, sentence = answer_to(error)
     forget(error)
-    return CODES.get(status, grpc.StatusCode.INTERNAL), sentence
+    return CODES.get(status, INTERNAL), sentence
 
 
 def forget(error: BaseException) -> None:
