@@ -179,12 +179,13 @@ class EnsembleRun:
             error = wrong
         accounting.leave(self._queue)
         if error is None:
-            accounting.succeed(served, 1, calls.now() - begun)
+            call_ns = calls.now() - begun
+            accounting.succeed(served, 1, call_ns)
             try:
                 self._outcome(response, None)
                 accounting.told(served, self._started_ns)
             except Exception as wrong:  # such as text that JSON cannot carry
-                accounting.revoke(served, 1, 0)
+                accounting.revoke(served, 1, call_ns)
                 error = wrong
         if error is not None:
             accounting.failed(served, self._started_ns, error)
