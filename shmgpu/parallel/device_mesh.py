@@ -34,7 +34,10 @@ class DeviceMesh:
     def __init__(self, device_type: str, whole: Mesh, axes: Sequence[int] | None = None) -> None:
         self.device_type = device_type
         self._whole = whole
-        self._axes = tuple(range(whole.ndim)) if axes is None else tuple(axes)
+        every = tuple(range(whole.ndim))
+        self._axes = every if axes is None else tuple(axes)
+        self._is_whole = self._axes == every
+        self._layouts: dict[tuple[Any, int], Layout] = {}  # of placements and a number of axes
 
     @property
     def mesh_dim_names(self) -> tuple[str, ...] | None:
@@ -97,7 +100,7 @@ class DeviceMesh:
     @property
     def is_whole(self) -> bool:
         """Whether it has all axes, in order."""
-        return self._axes == tuple(range(self._whole.ndim))
+        return self._is_whole
 
     @property
     def whole(self) -> Mesh:
@@ -126,9 +129,12 @@ class DeviceMesh:
             ValueError: placements are not as many as axes, or name an axis that the tensor lacks.
         """
         if placements is None:
-            placements = [Replicate()] * self.ndim
+            placements = (Replicate(),) * self.ndim
         elif isinstance(placements, Placement):
-            placements = [placements]
+            placements = (placements,)
+        key = (tuple(placements), ndim)
+        if before is None and (known := self._layouts.get(key)) is not None:
+            return known
         if len(placements) != self.ndim:
             raise ValueError(
                 f"{self} has {self.ndim} axes, and {len(placements)} placements are given: name "
@@ -147,7 +153,11 @@ class DeviceMesh:
         for axis, one in zip(self._axes, placements, strict=True):
             along[axis] = one
         found = layout_of(self._whole, along, ndim)
-        return before if before is not None and before.placements == found.placements else found
+        if before is None:
+            self._layouts[key] = found  # a dozen, and bounded by what placements there are
+        elif before.placements == found.placements:
+            return before
+        return found
 
     def placements_of(self, layout: Layout) -> tuple[Placement, ...]:
         """What a layout says of its axes."""

@@ -124,7 +124,9 @@ class MeshPlacer:
             kept = [node for node in order if node in asked]
             draft = ProgramDraft(order, [], Spread).settled(kept, [])
             program = draft.program(Spread)
-            wanted = {program.kept[place]: layout for place, layout in _wanted(draft, meshes[0])}
+            wanted = {
+                program.kept[place]: layout for place, layout in _wanted(draft, meshes[0]).items()
+            }
             lowered = lower(program, meshes[0], layouts_of(draft.arrays), wanted)
             return explain(program, lowered)
 
@@ -223,7 +225,7 @@ class MeshPlacer:
         return message
 
     def _wanted(self, draft: ProgramDraft, mesh: Mesh) -> Wanted:
-        found = dict(_wanted(draft, mesh))
+        found = _wanted(draft, mesh)
         for place, node in enumerate(draft.kept if self._hints else ()):
             hint, of_leaf = self._hints.get(node, (None, False))
             if hint is not None and of_leaf and hint.mesh is mesh:  # a leaf of an earlier turn
@@ -482,28 +484,29 @@ def _lies_on(mesh: Mesh, node: Node) -> bool:
     return type(node.value) is Spread and node.value.layout.mesh is mesh
 
 
-def _wanted(draft: ProgramDraft, mesh: Mesh) -> Wanted:
+def _wanted(draft: ProgramDraft, mesh: Mesh) -> dict[int, Layout]:
     """How what is kept shall lie: what was changed in place as before, gradients as their leaves.
 
     Of each the place among what is kept.
     """
-    places = {id(node): place for place, node in enumerate(draft.kept)}
+    places: dict[Node, int] = {}
     found: dict[int, Layout] = {}
-    for node in draft.kept:
+    for place, node in enumerate(draft.kept):
+        places[node] = place
         layout = said(node)
         if layout is None and node.leaf is not None and node.undo is not None:
             layout = replicated(mesh)  # a parameter that nobody put anywhere is whole with each
         if layout is not None:
-            found[places[id(node)]] = layout
-    for node in [*draft.arrays, *draft.kept]:
+            found[place] = layout
+    for node in (*draft.arrays, *draft.kept):
         tensor = None if node.leaf is None else node.leaf()
         if tensor is None or tensor.grad is None:
             continue
-        place = places.get(id(tensor.grad._node))
-        layout = None if place is None or place in found else said(node)
-        if place is not None and layout is not None and layout.mesh is mesh:
-            found[place] = layout
-    return tuple(sorted(found.items(), key=_place))
+        of_grad = places.get(tensor.grad._node)
+        layout = None if of_grad is None or of_grad in found else said(node)
+        if of_grad is not None and layout is not None and layout.mesh is mesh:
+            found[of_grad] = layout
+    return found
 
 
 def _place(item: tuple[int, Any]) -> int:

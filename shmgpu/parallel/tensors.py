@@ -48,14 +48,18 @@ def distribute_tensor(
     checked_mesh(device_mesh, "distribute_tensor")
     whole = tensor if isinstance(tensor, Tensor) else tensor_of(tensor)
     layout = device_mesh.layout(placements, whole.ndim, _before(whole, device_mesh))
-    if any(isinstance(one, Partial) for one in device_mesh.placements_of(layout)):
+    if min(layout.codes) < 0 and any(
+        isinstance(one, Partial) for one in device_mesh.placements_of(layout)
+    ):
         raise ValueError(
             "distribute_tensor: a whole tensor is cut or copied, not partial: use Shard(dim) or "
             "Replicate()"
         )
+    if not whole.requires_grad:
+        return Tensor(redistribution.redistribute(whole._node, layout))
     with no_grad():
         made = Tensor(redistribution.redistribute(whole._node, layout))
-    return made.requires_grad_() if whole.requires_grad else made
+    return made.requires_grad_()
 
 
 def layout_of(of: Tensor) -> Layout | None:
