@@ -139,13 +139,14 @@ def test_names_that_mean_something_else_there_do_so_here(tiny):
     ]
     low, high = tiny.Tensor.randint(50, low=3, high=5), tiny.Tensor.uniform(50, low=-2, high=-1)
     assert set(low.tolist()) == {3, 4} and high.shape == (50,) and high.max().item() < -1
-    for make in (
-        tiny.Tensor.kaiming_uniform,
-        tiny.Tensor.glorot_uniform,
-        tiny.Tensor.scaled_uniform,
+    for make, end in (
+        (tiny.Tensor.kaiming_uniform, (6 / (1 + 0.01**2) / 50) ** 0.5),
+        (tiny.Tensor.glorot_uniform, (6 / (200 + 50)) ** 0.5),
+        (tiny.Tensor.scaled_uniform, (200 * 50) ** -0.5),
     ):
-        made = make(3, 5)
-        assert made.shape == (3, 5) and 0 < abs(made.numpy()).max() < 1.5
+        made = make(200, 5, 10).numpy()
+        assert made.shape == (200, 5, 10)
+        assert 0.99 * end < made.max() <= end and -end <= made.min() < -0.99 * end
     with pytest.raises(ValueError, match="windows have no gaps"):
         image.avg_pool2d(dilation=2)
 

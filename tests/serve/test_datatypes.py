@@ -107,6 +107,37 @@ def test_what_is_not_finite_is_written_as_others_write_it():
     assert datatypes.to_json(DATATYPES["FP32"], array) == b"[NaN,Infinity,1.0]"
 
 
+def elements(text):
+    """What a long array of numbers is read as, piece by piece."""
+    return [one for part in datatypes.NumberText(text, 0, len(text)).lists() for one in part]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (b"1,2,3", [1, 2, 3]),
+        (b"1.5, -2e3 ,3", [1.5, -2000, 3]),
+        (b"NaN,Infinity", [np.nan, np.inf]),
+        (b"7", [7]),
+        (b"1,,3", None),
+        (b"1, ,3", None),
+        (b"1,2,", None),
+        (b",1", None),
+        (b"", None),
+        (b"1 2", None),
+        (b"none", None),
+    ],
+)
+@pytest.mark.parametrize("step", [1, 2, 1000])
+def test_numbers_are_read_in_pieces_and_none_of_them_is_empty(monkeypatch, text, wanted, step):
+    monkeypatch.setattr(datatypes, "STEP", step)
+    if wanted is not None:
+        np.testing.assert_array_equal(elements(text), wanted)
+        return
+    with pytest.raises(ValueError, match=r"not JSON|Expecting"):
+        elements(text)
+
+
 # ---- classes --------------------------------------------------------------------------------
 
 

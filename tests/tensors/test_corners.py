@@ -10,6 +10,7 @@ import shmgpu as gt
 from shmgpu import array_api as xp
 from shmgpu import nn, optim
 from shmgpu.nn import functional as F
+from shmgpu.nn import losses
 
 pytestmark = pytest.mark.usefixtures("running")
 
@@ -92,6 +93,21 @@ def test_what_a_lone_sequence_pads_is_attended_to_by_nobody():
 def test_a_loss_says_what_it_takes(make, names):
     with pytest.raises(TypeError, match=names):
         make()
+
+
+LOSSES = [
+    name
+    for name, kind in vars(losses).items()
+    if isinstance(kind, type) and issubclass(kind, losses._Loss) and kind is not losses._Loss
+]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_what_is_not_said_of_a_loss_is_as_torch_has_it(name):
+    ours, theirs = getattr(nn, name)(), getattr(torch.nn, name)()
+    assert type(ours).defaults
+    for setting, value in type(ours).defaults:
+        assert getattr(ours, setting) == value == getattr(theirs, setting), setting
 
 
 def test_a_parameter_may_be_made_of_a_list_and_an_attribute_taken_away():

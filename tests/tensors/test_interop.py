@@ -72,4 +72,6 @@ def test_tensors_of_pytorch_are_indexed_and_sized_by_those_of_shmgpu():
     other[0] = gt.tensor(7.0)
     assert other.tolist() == [7, 1, 2, 3]
     assert torch.zeros(gt.tensor(3)).shape == (3,)
+    with pytest.raises(TypeError, match=r"PyTorch's zeros\(\) was given a tensor of shmgpu"):
+        torch.zeros(gt.tensor([3]))  # which has an axis
     assert torch.tensor(gt.tensor([1.0, 2.0])).tolist() == [1, 2]

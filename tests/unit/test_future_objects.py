@@ -1,0 +1,268 @@
+"""Futures and awaited calls by themselves: the port is played."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+import types
+
+import pytest
+
+from shmgpu.child import futures
+from shmgpu.child.futures import ENDED, CallFuture, LoopReaders, Started
+from shmgpu.errors import CallCancelled
+
+
+class Port:
+    """Notes what is asked of it."""
+
+    def __init__(self, immediate=False):
+        self.transport = types.SimpleNamespace(immediate=immediate, descriptors=tuple)
+        self.cancelled, self.called, self.outstanding = [], [], 0
+
+    def cancel(self, ticket):
+        self.cancelled.append(ticket)
+        return True
+
+    def call_reader(self, ticket):
+        self.called.append(ticket)
+
+    def await_end(self, ticket, until):
+        self.called.append((ticket, until))
+
+    def expire(self, ticket):
+        self.called.append(("expire", ticket))
+
+
+def ticket(**said):
+    return types.SimpleNamespace(**{"sequence": 3, "handler": 1, "is_near": False, **said})
+
+
+def started(loop=None, **said):
+    one = Started(loop, Port())
+    one._ticket = ticket(**said)
+    return one
+
+
+# ---- futures ----------------------------------------------------------------------------------
+
+
+def test_a_wait_ends_with_its_time_or_at_once_when_the_end_was_told():
+    condition = futures._Condition()
+    with condition:
+        assert not condition.wait(0) and not condition._waiters
+        assert not condition.wait(-5) and not condition._waiters
+        condition.notify_all()
+        assert condition.wait(20)
+    condition = futures._Condition()
+
+    def tell():
+        with condition:
+            condition.notify_all()
+
+    teller = threading.Timer(0.01, tell)
+    with condition:
+        teller.start()
+        assert condition.wait(20)
+    teller.join()
+
+
+def test_who_waits_for_several_hears_of_one_that_was_cancelled():
+    one = CallFuture(Port())
+    one._ticket = ticket()
+    waiting = threading.Thread(target=concurrent.futures.wait, args=([one], 20))
+    with one._condition:
+        pass
+    waiting.start()
+    while not one._waiters:
+        pass
+    assert one.cancel() and not one.running() and one.cancelled()
+    waiting.join(20)
+    assert not waiting.is_alive() and one._port.cancelled == [one._ticket]
+    assert not one.cancel() or one.cancelled()
+
+
+def test_a_callback_that_raises_costs_the_others_nothing(caplog):
+    one, told = CallFuture(Port()), []
+    one.add_done_callback(lambda future: 1 / 0)
+    one.add_done_callback(told.append)
+    one.ended(None, 7, None)
+    assert told == [one] and one.result() == 7
+    assert "exception calling callback for <CallFuture: returned int>" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ({}, "waits to be sent"),
+        ({"_ticket": ticket()}, "sent, no answer seen yet"),
+        ({"_ticket": ticket(sequence=0)}, "waits to be sent"),
+        ({"_made": ENDED, "_result": 5}, "returned int"),
+        ({"_made": ENDED, "_exception": ValueError()}, "raised ValueError"),
+        ({"_state": futures.CANCELLED}, "cancelled"),
+        ({"_state": futures.FINISHED, "_result": "x"}, "returned str"),
+    ],
+)
+def test_a_future_says_what_is_known_of_it(said, shown):
+    for one in (CallFuture(Port()), Started(None, Port())):
+        vars(one).update(said)
+        assert futures._told_of(one) == shown
+        assert shown in repr(one)
+
+
+@pytest.mark.parametrize(
+    ("result", "error", "wanted"),
+    [
+        (7, None, 7),
+        (None, ValueError("no"), ValueError),
+        (None, CallCancelled("no"), asyncio.CancelledError),
+    ],
+)
+def test_a_loops_future_ends_once(result, error, wanted):
+    async def course():
+        future = asyncio.get_running_loop().create_future()
+        futures._fulfil(future, result, error)
+        futures._fulfil(future, 8, None)  # which changes nothing
+        return await future
+
+    if wanted == 7:
+        assert asyncio.run(course()) == 7
+        return
+    with pytest.raises(wanted):
+        asyncio.run(course())
+
+
+# ---- event loops --------------------------------------------------------------------------------
+
+
+class Loop:
+    def __init__(self, is_closed=False):
+        self.closed, self.read = is_closed, []
+
+    def is_closed(self):
+        return self.closed
+
+    def add_reader(self, descriptor, call, *args):
+        self.read.append(descriptor)
+
+    def remove_reader(self, descriptor):
+        self.read.remove(descriptor)
+
+
+def test_a_loop_watches_the_port_while_any_call_waits_in_it():
+    readers, port, loop = LoopReaders(), Port(), Loop()
+    port.transport.descriptors = lambda: (5, 6)
+    readers.enter(loop, port, "one")
+    readers.enter(loop, port, "other")
+    assert loop.read == [5, 6] and readers.waiting[loop] == {"one", "other"}
+    readers.leave(loop, "one")
+    assert loop.read == [5, 6]
+    readers.leave(loop, "other")
+    readers.leave(loop, "other")
+    assert loop.read == [] and not readers.waiting and not readers.watched
+
+
+def test_a_loop_that_was_closed_is_forgotten_when_another_begins():
+    readers, port, closed = LoopReaders(), Port(), Loop()
+    port.transport.descriptors = lambda: (5,)
+    readers.enter(closed, port, "one")
+    closed.closed = True
+    readers.enter(Loop(), port, "two")
+    assert closed not in readers.waiting and closed not in readers.watched
+    late = Loop()
+    readers.enter(late, port, "three")
+    late.closed = True
+    readers.leave(late, "three")
+    assert late.read == [5] and late not in readers.watched  # nothing is asked of it any more
+
+
+# ---- awaited calls ------------------------------------------------------------------------------
+
+
+def test_an_answer_that_is_there_is_given_at_once_and_an_error_raised():
+    one = started()
+    one.ended(None, 7, None)
+    with pytest.raises(StopIteration) as caught:
+        one.send(None)
+    assert caught.value.value == 7 and one._ticket.handler is None
+    for error, wanted in (
+        (ValueError("no"), ValueError),
+        (CallCancelled("no"), asyncio.CancelledError),
+    ):
+        one = started(Loop(is_closed=True))
+        one.ended(None, None, error)
+        with pytest.raises(wanted):
+            one.send(None)
+
+
+def test_a_call_that_is_near_lets_others_have_their_turn_now_and_then(monkeypatch):
+    monkeypatch.setattr(futures.readers, "turns", futures.TURNS - 1)
+    one = started(is_near=True)
+    assert one.send(None) is None  # the others' turn
+    one.ended(None, 7, None)
+    with pytest.raises(StopIteration) as caught:
+        one.send(None)
+    assert caught.value.value == 7 and futures.readers.turns == futures.TURNS
+    given_up = started(is_near=True)
+    monkeypatch.setattr(futures.readers, "turns", futures.TURNS - 1)
+    given_up.send(None)
+    with pytest.raises(KeyboardInterrupt):
+        given_up.throw(KeyboardInterrupt())
+    assert given_up._port.cancelled == [given_up._ticket]
+
+
+def test_a_call_that_nobody_began_to_await_is_given_up_by_what_is_thrown_and_closed_for_good():
+    one = started()
+    one.close()  # nothing has begun
+    with pytest.raises(ValueError, match="no"):
+        one.throw(ValueError("no"))
+    assert one._port.cancelled == [one._ticket]
+    near = started(is_near=True)
+    futures.readers.turns = futures.TURNS - 1
+    near.send(None)
+    near.close()
+    with pytest.raises(StopIteration):
+        near.send(None)
+
+
+def test_a_call_has_the_methods_of_a_loops_future_and_no_others_names():
+    async def course():
+        one = started(asyncio.get_running_loop())
+        assert not hasattr(one, "__wrapped__")
+        one.ended(None, 7, None)
+        return one.done(), one.result()
+
+    assert asyncio.run(course()) == (True, 7)
+
+
+def test_a_time_that_is_over_expires_the_call_unless_it_has_ended():
+    async def course(ends_first):
+        one = started(asyncio.get_running_loop())
+        if ends_first:
+            one.ended(None, 7, None)
+        one.expire_in(0)
+        await asyncio.sleep(0.01)
+        futures.readers.leave(asyncio.get_running_loop(), one)
+        return ("expire", one._ticket) in one._port.called
+
+    assert asyncio.run(course(False)) and not asyncio.run(course(True))
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+@pytest.mark.parametrize("asks", [False, True])
+def test_an_exception_that_nobody_asked_for_is_told_to_the_loop(is_closed, asks):
+    told = []
+    loop = types.SimpleNamespace(
+        is_closed=lambda: is_closed, call_exception_handler=told.append, create_future=None
+    )
+    one = started(loop)
+    error = ValueError("no")
+    one.ended(None, None, error)
+    if asks:
+        with pytest.raises(ValueError, match="no"):
+            one.send(None)
+    del one
+    error.__traceback__ = None
+    wanted = [] if asks or is_closed else [error]
+    assert [what["exception"] for what in told] == wanted
