@@ -13,7 +13,6 @@ import os
 import pathlib
 import platform
 import shutil
-import signal
 import subprocess
 import tempfile
 import threading
@@ -42,11 +41,11 @@ SECONDS = 120  # after which a compiler is given up
 LOCK = "lock"  # a file among those that were made; who compiles holds it
 # What is made has its name when it is whole, or not at all.
 TO_THE_END = """
-compiler=$1 part=$2 made=$3
-shift 3
-nice -n 10 "$compiler" "$@" - -o "$part" && mv "$part" "$made"
+seconds=$1 compiler=$2 part=$3 made=$4
+shift 4
+timeout "$seconds" nice -n 10 "$compiler" "$@" "$part.c" -o "$part" && mv "$part" "$made"
 status=$?
-rm -f "$part"
+rm -f "$part" "$part.c"
 exit $status
 """
 
@@ -154,24 +153,19 @@ def _compile(path: str, text: str, made: pathlib.Path, *held: int) -> None:
     it makes. ``held``: descriptors that stay open until then.
     """
     part = made.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
-    compiling = subprocess.Popen(
-        ["sh", "-c", TO_THE_END, "sh", path, str(part), str(made), *FLAGS],
-        stdin=subprocess.PIPE,
+    source = part.with_name(f"{part.name}.c")  # whole before the compiler begins: through a pipe a
+    source.write_text(text)  # helper that dies could leave it half of a program
+    done = subprocess.run(
+        ["sh", "-c", TO_THE_END, "sh", str(SECONDS), path, str(part), str(made), *FLAGS],
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         pass_fds=held,
         start_new_session=True,  # neither Ctrl-C nor the end of a terminal is meant for it
+        check=False,
     )
-    try:
-        compiling.communicate(text.encode(), timeout=SECONDS)
-    except subprocess.TimeoutExpired:
-        os.killpg(compiling.pid, signal.SIGKILL)
-        compiling.wait()
-        raise
-    finally:
-        part.unlink(missing_ok=True)
-    if compiling.returncode:
-        raise RuntimeError(f"{path} ended with status {compiling.returncode}")
+    if done.returncode:
+        raise RuntimeError(f"{path} ended with status {done.returncode}")
 
 
 def _load(made: pathlib.Path, count: int) -> list[Function]:
