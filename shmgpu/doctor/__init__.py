@@ -82,6 +82,7 @@ CHECKS: list[Check] = [
     Check("memory", "out of memory", memory.oom_order),
     Check("processors", "cores", processors.cores),
     Check("processors", "quick calls", processors.quick_calls),
+    Check("processors", "gRPC calls", processors.grpc_calls),
     Check("GPUs", "torch", gpus.torch_there),
     Check("GPUs", "device files", gpus.gpu_files),
     Check("GPUs", "visibility", gpus.gpu_visibility),

@@ -88,6 +88,8 @@ class Interpreter:
     has_openmp_pool: bool = False
     has_cuda: bool = False
     why_not_quick: str = ""  # calls that repeat go through Python, and that is why
+    has_grpc: bool = True  # what a server needs for clients of gRPC
+    why_no_http2: str = ""  # a server leaves HTTP/2 to grpcio, and that is why
 
 
 class Machine:
@@ -337,6 +339,8 @@ class Machine:
             has_openmp_pool=device.openmp_pool_is_used(),
             has_cuda=torch is not None and bool(torch.cuda.is_initialized()),
             why_not_quick=quick.why_not(),
+            has_grpc=importlib.util.find_spec("grpc") is not None,
+            why_no_http2=_why_no_http2(),
         )
 
     def torch_version(self) -> str:
@@ -388,6 +392,15 @@ class Machine:
 
 def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() else None
+
+
+def _why_no_http2() -> str:
+    """Why the module of HTTP/2 cannot be had; "" where it can."""
+    try:
+        importlib.import_module("shmgpu._http2")
+    except ImportError as error:
+        return str(error)
+    return ""
 
 
 def _tracer() -> str:

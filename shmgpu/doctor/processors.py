@@ -1,4 +1,4 @@
-"""Processors: whether helpers have cores to compute on, and calls take children little time.
+"""Processors: whether helpers have cores to compute on, and calls take children and servers little.
 
 Owns the checks, and how many threads helpers will have. Never sets a thread count.
 """
@@ -64,3 +64,14 @@ def quick_calls(machine: Machine, plan: Plan) -> Verdict:
             _TO_BE_QUICK[reason],
         )
     return fine("calls like an earlier one are made in C")
+
+
+def grpc_calls(machine: Machine, plan: Plan) -> Verdict:
+    """Whether a server answers clients of gRPC without grpcio."""
+    interpreter = machine.interpreter
+    if not interpreter.why_no_http2:
+        return fine("a server speaks HTTP/2 by libnghttp2")
+    told = f"a server would leave HTTP/2 to grpcio ({interpreter.why_no_http2})"
+    if not interpreter.has_grpc:
+        return fine(f"{told}, which is not installed, either")
+    return warn(f"{told}, which takes six times the time", "apt-get install libnghttp2-14")
