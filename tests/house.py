@@ -488,6 +488,7 @@ serve/frontend/pages                child
 serve/frontend/message_memory       child
 serve/frontend/grpc_fast_path       child
 serve/frontend/grpc_inference       child
+serve/frontend/grpc_services        child
 serve/frontend/grpc_calls           child
 serve/frontend/http2_calls          child
 serve/frontend/http2_connection     child

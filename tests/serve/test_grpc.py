@@ -17,6 +17,8 @@ from serve import client_messages, client_shm, servers
 
 grpc = pytest.importorskip("grpc", reason="grpcio is not installed")
 client = pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed")
+descriptor_pb2 = pytest.importorskip("google.protobuf.descriptor_pb2")
+grpc_services = pytest.importorskip("shmgpu.serve.frontend.grpc_services")
 shm = client_shm.load()
 
 InferenceServerException = client.InferenceServerException
@@ -149,6 +151,55 @@ def test_errors_have_a_code_and_a_sentence(triton, model, inputs, code, word):
     given = [tensor(name, array) for name, array in inputs]
     said = refused(triton.infer, model, given)
     assert said.startswith(f"StatusCode.{code}") and word in said
+
+
+def test_probes_are_told_whether_the_server_serves(server):
+    """As an orchestrator's, which have no description: field 1 of the answer is 1."""
+    with grpc.insecure_channel(server.grpc_address) as channel:
+        check = channel.unary_unary("/grpc.health.v1.Health/Check")
+        assert check(b"", timeout=servers.DEADLINE_S) == b"\x08\x01"
+        assert check(b"\x0a\x03any", timeout=servers.DEADLINE_S) == b"\x08\x01"
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+def test_tools_without_a_description_are_told_it(server, version):
+    """As grpcurl does: which services there are, then the file that one is in."""
+    described = grpc_services.Descriptions()
+    request = described.message("grpc.reflection.v1.ServerReflectionRequest")
+    response = described.message("grpc.reflection.v1.ServerReflectionResponse")
+    service = "inference.GRPCInferenceService"
+    questions = [
+        request(list_services=""),
+        request(file_containing_symbol=service),
+        request(file_containing_symbol="grpc.health.v1.HealthCheckResponse.ServingStatus"),
+        request(file_by_filename="inference.proto"),
+        request(file_by_filename="nothing.proto"),
+        request(all_extension_numbers_of_type="x"),
+        request(),
+    ]
+    with grpc.insecure_channel(server.grpc_address) as channel:
+        ask = channel.stream_stream(
+            f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
+        )
+        sent = iter([one.SerializeToString() for one in questions])
+        told = [response.FromString(one) for one in ask(sent, timeout=servers.DEADLINE_S)]
+        with pytest.raises(grpc.RpcError, match="not a ServerReflectionRequest"):
+            list(ask(iter([b"\xff"]), timeout=servers.DEADLINE_S))
+        with pytest.raises(grpc.RpcError, match="send less at once"):
+            list(ask(iter([b"\x0a" + bytes(300_000)]), timeout=servers.DEADLINE_S))
+    assert [one.original_request for one in told] == questions
+    services, by_symbol, by_enum, by_name, *failed = told
+    assert service in [one.name for one in services.list_services_response.service]
+    assert by_symbol.file_descriptor_response == by_name.file_descriptor_response
+    found = [
+        descriptor_pb2.FileDescriptorProto.FromString(
+            one.file_descriptor_response.file_descriptor_proto[0]
+        )
+        for one in (by_symbol, by_enum)
+    ]
+    methods = {one.name for one in found[0].service[0].method}
+    assert {"ModelInfer", "ModelStreamInfer"} < methods and found[1].package == "grpc.health.v1"
+    assert [one.error_response.error_code for one in failed] == [5, 5, 5]
 
 
 def test_bytes_that_are_no_message_are_refused(server):

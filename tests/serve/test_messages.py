@@ -243,16 +243,23 @@ def test_a_message_is_cut_as_protobuf_reads_it(raw, name, cut, more):
     assert rest == whole
 
 
-def test_the_description_is_what_protoc_makes_of_the_proto(tmp_path):
+@pytest.mark.parametrize(
+    ("made_of", "kept"),
+    [
+        (["inference.proto"], "inference.binpb"),
+        (["health.proto", "reflection.proto"], "services.binpb"),
+    ],
+)
+def test_the_description_is_what_protoc_makes_of_the_proto(tmp_path, made_of, kept):
     protoc = pytest.importorskip("grpc_tools.protoc")
     folder = Path(grpc_codec.__file__).parent
     out = tmp_path / "out.binpb"
-    protoc.main(["", f"--proto_path={folder}", f"--descriptor_set_out={out}", "inference.proto"])
-    made, kept = (
+    protoc.main(["", f"--proto_path={folder}", f"--descriptor_set_out={out}", *made_of])
+    made, found = (
         descriptor_pb2.FileDescriptorSet.FromString(path.read_bytes())
-        for path in (out, folder / "inference.binpb")
+        for path in (out, folder / kept)
     )
-    assert made == kept, "after a change of inference.proto its first lines are to be followed"
+    assert made == found, "after a change of inference.proto its first lines are to be followed"
 
 
 def test_names_and_numbers_are_those_of_the_stock_client(client):

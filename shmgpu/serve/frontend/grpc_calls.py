@@ -16,7 +16,7 @@ from typing import Any
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
-from shmgpu.serve.frontend import documents
+from shmgpu.serve.frontend import documents, grpc_services
 from shmgpu.serve.frontend.aside import LONG_BYTES
 from shmgpu.serve.frontend.grpc_fast_path import GrpcFastPath
 from shmgpu.serve.frontend.grpc_inference import infer, infer_in_stream, told_of
@@ -259,10 +259,12 @@ def methods(front: Front, memory: MessageMemory) -> Methods:
     prefix = f"/{SERVICE.full_name}/"
     answers = {prefix + name: _answering(front, name) for name in ANSWERS}
     open_calls = {prefix + name: answers.pop(prefix + name) for name in OPEN_TO_ALL}
+    open_calls[grpc_services.HEALTH] = grpc_services.health(front)
+    asked = grpc_services.reflection(front, memory)
     return Methods(
         open_calls,
         {f"{prefix}ModelInfer": functools.partial(infer, front, memory, fast_path)},
         answers,
-        {f"{prefix}ModelStreamInfer": many},
+        {f"{prefix}ModelStreamInfer": many, **dict.fromkeys(grpc_services.REFLECTION, asked)},
         fast_path,
     )

@@ -43,11 +43,11 @@ from shmgpu.serve.protocol.types import (
 from shmgpu.serve.protocol.validation import check_request
 
 _PROTO = Path(__file__).with_name("inference.proto")
-_DESCRIPTION = _PROTO.with_suffix(".binpb")
+DESCRIPTION = _PROTO.with_suffix(".binpb")
 
 
 def _read() -> tuple[dict[str, Any], Any]:
-    described = descriptor_pb2.FileDescriptorSet.FromString(_DESCRIPTION.read_bytes())
+    described = descriptor_pb2.FileDescriptorSet.FromString(DESCRIPTION.read_bytes())
     pool = descriptor_pool.DescriptorPool()
     for file in described.file:
         pool.Add(file)
