@@ -169,7 +169,9 @@ def test_f02_many_lives_in_one_place_leave_nothing_with_the_helpers(tmp_path):
             file.write("x")
         x = shmgpu.arena.zeros(1000)
         assert not x.any()
-        seen = looks(x + 1).tolist()
+        end = time.monotonic() + DEADLINE_S
+        while (seen := looks(x + 1).tolist())[0] > 1 and time.monotonic() < end:
+            pass  # on a busy machine the helper may have let go of the last life a moment later
         x[:] = 7
         if lives.stat().st_size < 5:
             os._exit(3)
