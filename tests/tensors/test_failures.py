@@ -217,6 +217,29 @@ def test_a_large_tensor_is_not_written_over_before_all_that_may_fail_is_done(whe
         assert x.sum().item() == 2000 * (1 + turn)
 
 
+def test_what_a_step_that_failed_would_have_written_over_is_there_for_the_next(where):
+    """Its large tensors' memory is used again, but not before all that may fail is done."""
+
+    def after(rows):
+        weight = gt.ones(2000, requires_grad=True)
+        stepping, told = optim.SGD([weight], lr=1.0, momentum=0.5), []
+        for row in rows:
+            stepping.zero_grad()
+            loss = weight[gt.tensor([0, row])].sum()
+            loss.backward()
+            stepping.step()
+            try:
+                told.append(loss.item())
+            except gt.RemoteError as error:
+                told.append(error.message[:10])
+        return told, weight.data.copy()
+
+    told, weight = after([1, 2, 5000, 3])
+    wanted, same_weight = after([1, 2, 3])
+    assert told == [*wanted[:2], "index 5000", wanted[2]]
+    np.testing.assert_array_equal(weight, same_weight)
+
+
 @pytest.fixture
 def full(monkeypatch):
     """What it is given: the next message that is executed runs out of memory at its end."""
