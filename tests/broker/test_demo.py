@@ -25,7 +25,8 @@ if importlib.util.find_spec("sklearn") is None:  # imported in its own processes
 pytest.importorskip("torch")
 
 from shmgpu.cli import main as cli
-from shmgpu.demo import digits
+from shmgpu.demo import digits, report
+from shmgpu.demo import stage as stages
 from shmgpu.demo.audit import Audit, ProcessTraffic, audit
 from shmgpu.demo.digits import Split
 from shmgpu.demo.queues import RequestQueue
@@ -318,3 +319,166 @@ def test_the_queue_it_is_compared_with_gives_all_that_is_there_in_order_and_no_m
     assert queue.get_many(3) == [0, 1, 2]
     assert queue.get_many(9) == [3, 4]
     queue.close()
+
+
+# ---- what it prints ---------------------------------------------------------------------------
+
+
+def played(known: bool = True, marshalled: int = 0) -> Served:
+    """Two children, a helper and the parent: 64 bytes a frame, unless the kernel does not tell."""
+
+    def counted(frames: int, nbytes: int) -> dict:
+        row = {
+            "frames_sent": frames, "frames_received": 2 * frames,
+            "finished": 10 * frames, "batches": frames, "batched": 4 * frames,
+        }  # fmt: skip
+        sites = ("marshalled", "gathered", "copied_in", "copied_out", "host_to_device")
+        counts = {name: nbytes * place for place, name in enumerate(sites)}
+        counts["device_to_host"] = 5 * nbytes
+        counts["marshalled"] = marshalled if nbytes > 100 else 0
+        return {"children": [row, row], "helpers": [row], "bytes": counts}
+
+    each = Traffic("c", 640, 1280) if known else Traffic("c", None, 1280)
+    traffic = (each, Traffic("c", 640, 1280), Traffic("h", 640, 1280), Traffic("p", 3840, 1920))
+    outcome = Measured(97, 100, 2000, 4000, 2.0, np.arange(1.0, 101.0) * 10, traffic)
+    return Served(outcome, counted(5, 100), counted(15, 4100))
+
+
+def test_what_both_sides_measured_is_a_table_with_units():
+    one = played()
+    ours = measured(one.outcome, one.mean_batch, False)
+    theirs = {**measured(one.outcome, 1.0, True), "latency_p50_us": 1010.0, "mean_batch": 1.0}
+    del theirs["pipe_bytes_per_call"]
+    assert ours["payload_in_pipes_bytes_per_call"] == 0 and ours["calls"] == 2000
+    assert report.comparison(ours, theirs) == (
+        "                                  shmgpu  multiprocessing   ratio\n"
+        "accuracy on held-out images      97.00 %          97.00 %\n"
+        "calls per second                1,000 /s         1,000 /s  1.00 x\n"
+        "latency p50                      0.51 ms          1.01 ms  0.50 x\n"
+        "latency p99                      0.99 ms          0.99 ms  1.00 x\n"
+        "mean batch size                1.4 calls        1.0 calls\n"
+        "payload served                 0.30 MB/s        0.30 MB/s  1.00 x\n"
+        "payload through pipes, a call        0 B            296 B\n"
+        "all through pipes, a call            1 B     not measured"
+    )
+    alone = report.comparison(ours, None)
+    assert alone.splitlines()[0].split() == ["shmgpu"] and "ratio" not in alone
+
+
+def test_copies_are_told_in_all_and_a_call():
+    assert report.copies(played()) == (
+        "bytes at every copy site    in all  a call\n"
+        "  marshalled                   0 B     0 B\n"
+        "  gathered into batches    4,000 B     1 B\n"
+        "  copied in by children    8,000 B     2 B\n"
+        "  copied out by helpers   12,000 B     3 B\n"
+        "  host to device          16,000 B     4 B\n"
+        "  device to host          20,000 B     5 B"
+    )
+    none = replace(played(), outcome=replace(played().outcome, all_calls=0))
+    assert report.copies(none).splitlines()[-1] == "  device to host          20,000 B"
+
+
+def test_the_proof_sets_frames_beside_bytes():
+    rows = (
+        "            frames out   x 64    /proc  frames in    x 64    /proc\n"
+        "2 children          20  1,280 B  1,280 B         40  2,560 B  2,560 B\n"
+        "helper              10    640 B    640 B         20  1,280 B  1,280 B\n"
+        "parent              60  3,840 B  3,840 B         30  1,920 B  1,920 B\n"
+    )
+    told = report.proof(audit(played()))
+    assert [line.split() for line in told.splitlines()[:4]] == [
+        line.split() for line in rows.splitlines()
+    ]
+    assert told.endswith("frames x 64 in each of 4 processes: no payload byte passed between them")
+    told = report.proof(audit(played(known=False)))
+    assert "not measured" in told.splitlines()[1] and "counted but not confirmed" in told
+    told = report.proof(audit(played(marshalled=7)))
+    assert told.endswith("pipe bytes are NOT frames x 64:\n  copy sites counted 7 marshalled bytes")
+
+
+def test_a_proof_as_data_says_what_was_confirmed():
+    data = report.as_data(audit(played()))
+    assert data["confirmed"] and data["differences"] == []
+    assert [row["kind"] for row in data["processes"]] == ["child", "child", "helper", "parent"]
+    assert data["processes"][2] == {
+        "kind": "helper", "number": 0, "frames_out": 10, "frames_in": 20, "written": 640,
+        "read": 1280,
+    }  # fmt: skip
+    assert not report.as_data(audit(played(known=False)))["confirmed"]
+    assert not report.as_data(audit(played(marshalled=7)))["confirmed"]
+
+
+def test_a_run_of_one_message_is_a_batch_of_one():
+    assert played().mean_batch == 100 / (10 + 100 - 40)
+    still = replace(played(), after=played().before)
+    assert still.mean_batch == 0.0 and still.bytes["gathered"] == 0
+
+
+def test_without_calls_there_is_no_latency():
+    outcome = Measured(9, 10, 0, 0, 2.0, np.array([]), ())
+    assert np.isnan(outcome.latency_us(0.5)) and outcome.rate == 0 and outcome.accuracy == 0.9
+
+
+# ---- clients of a stage, without a watcher -------------------------------------------------------
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """A stage whose clients serve here, by a clock that goes on by 10 ns a look."""
+    found = ClientStage(2, 1, 1.0, "test", show=False)
+    ticks = iter(range(0, 10**6, 10))
+    monkeypatch.setattr(stages.time, "monotonic_ns", lambda: next(ticks))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("deadline", "in_time", "calls"),
+    [(1000, 50, 51), (70, 4, 5), (69, 3, 4), (9, 0, 4), (90, 5, 6), (89, 4, 5)],
+)
+def test_calls_in_time_are_counted_and_the_first_pass_is_always_done(
+    alone, deadline, in_time, calls
+):
+    alone._words[1] = deadline
+    asked = []
+    alone._serve(1, lambda index: asked.append(index) or index, [0, 1, 9, 9])
+    assert alone._counts.tolist() == [[0] * 4, [in_time, calls, 4, 2]]
+    assert asked == [index % 4 for index in range(calls)]
+    assert alone._latencies_ns[1, : in_time + 1].tolist() == [10] * in_time + [0]
+
+
+def test_a_client_without_images_serves_nothing(alone):
+    alone._serve(0, print, [])
+    assert tuple(map(int, alone._counts[0])) == (0, 0, 0, 0)
+
+
+def test_what_clients_saw_is_put_together(alone):
+    alone._words[0] = 4
+    alone._counts[:] = [[3, 5, 10, 9], [1, 1, 10, 8]]
+    alone._latencies_ns[0, :4] = [1000, 2000, 3000, 9000]
+    alone._latencies_ns[1, :2] = [5000, 9000]
+    alone._traffic[0] = [[1, 2], [3, 4], [5, 6]]
+    alone._traffic[1] = [[11, 22], [33, 44], [-1, -1]]
+    found = alone.outcome()
+    assert (found.correct, found.images, found.calls, found.all_calls) == (17, 20, 4, 6)
+    assert found.latencies_us.tolist() == [1, 2, 3, 5] and found.seconds == 1.0
+    assert found.traffic == (
+        Traffic("client 0", 10, 20), Traffic("client 1", 30, 40), Traffic("server 0", None, None),
+    )  # fmt: skip
+
+
+def test_a_stage_knows_its_processes():
+    found = ClientStage(2, 1, 1.0, "test", show=False, watch_parent=True)
+    found.enter_server(0)
+    assert found._pids.tolist() == [0, 0, os.getpid(), os.getpid()]
+    assert found._names == ["client 0", "client 1", "server 0", "parent"]
+    assert found._alive()
+    found._home = 1 << 30
+    assert not found._alive() and not found._all_at(1)
+    with pytest.raises(StageFailed, match="the demo was ended"):
+        found._enter(0, 1)
+    assert found._reached.tolist() == [1, 0]
+
+
+def test_what_a_process_that_is_gone_has_moved_is_not_known():
+    assert traffic_of(1 << 30) is None
