@@ -6,6 +6,7 @@ import json
 import zlib
 
 import numpy as np
+import orjson
 import pytest
 
 from shmgpu.serve.frontend import compression
@@ -139,6 +140,27 @@ def test_numbers_are_read_in_pieces_and_none_of_them_is_empty(monkeypatch, text,
 
 
 # ---- classes --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["FP16", "FP32", "FP64", "BF16", "INT8"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[1, -2, 3]", "[1.5, 2.25, -0.0]", "[1, 2]", "[1, 2, 300]", "[1, 2, 1e39]", "[1, 2, 1e400]",
+        "[1, true, 3]", '[1, "2", 3]', "[1, null, 3]", "[[1, 2, 3]]", "[1, NaN, 3]", "[1, 2, 3", "[]",
+    ],
+)  # fmt: skip
+def test_text_that_is_not_parsed_yet_is_read_as_its_elements_are(name, text):
+    def outcome(read):
+        try:
+            array = read()
+        except ValueError as error:
+            return str(error)
+        return str(array.dtype), array.shape, array.tobytes()
+
+    kind = DATATYPES[name]
+    want = outcome(lambda: datatypes.from_json(kind, (3,), orjson.loads(text)))
+    assert outcome(lambda: datatypes.from_text(kind, (3,), text.encode())) == want
 
 
 def output(array, datatype="FP32", labels=()):

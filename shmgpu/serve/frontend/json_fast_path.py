@@ -128,7 +128,7 @@ class JsonFastPath(PreparedRequests):
         if known is None or not self._may_start(known.prepared):
             return False
         try:
-            array = datatypes.from_json(known.datatype, known.shape, orjson.loads(numbers))
+            array = datatypes.from_text(known.datatype, known.shape, numbers)
         except ValueError:  # orjson's are
             return False
         data = memoryview(array.reshape(-1).view("u1").data)

@@ -304,6 +304,20 @@ def from_json(datatype: Datatype, shape: Sequence[int], data: Any) -> np.ndarray
     return _checked(datatype, _flatten(data, shape)).reshape(tuple(shape))
 
 
+def from_text(datatype: Datatype, shape: Sequence[int], text: bytes) -> np.ndarray[Any, Any]:
+    """The same of a JSON array that is not parsed yet, and not long.
+
+    Raises:
+        ValueError: as :func:`from_json`, or it is no JSON.
+    """
+    data = orjson.loads(text)
+    if datatype.kind != "float" or not NumberText(text, 1, len(text)).has_numbers_only():
+        return from_json(datatype, shape, data)
+    if len(data) != count(shape):
+        raise ValueError(_elements(len(data), shape))
+    return _floats(datatype, data).reshape(tuple(shape))
+
+
 def _in_steps(datatype: Datatype, shape: Sequence[int], data: NumberText) -> np.ndarray[Any, Any]:
     elements = data.count()
     if elements != count(shape):
@@ -408,8 +422,8 @@ def _floats(datatype: Datatype, flat: Sequence[Any]) -> np.ndarray[Any, Any]:
     if datatype.name == "BF16":
         narrow = round_bf16(narrow)
         values = widen_bf16(narrow)
-    lost = ~np.isfinite(values) & np.isfinite(wide)
-    if lost.any():
+    finite = np.isfinite(values)
+    if not finite.all() and (lost := ~finite & np.isfinite(wide)).any():
         raise ValueError(
             f"has the number {wide[lost][0]!s}, which is too large for {datatype.name}"
         )
@@ -508,17 +522,14 @@ def _numbers(datatype: Datatype, flat: np.ndarray[Any, Any]) -> bytes:
     """A JSON array of numbers."""
     if datatype.name == "BF16":
         flat = widen_bf16(flat.view(np.int16))
-    if datatype.kind == "float" and not np.isfinite(flat).all():
+    if flat.dtype in _ORJSON_DTYPES:
+        written = orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY)
+    else:
+        written = orjson.dumps(flat.tolist())
+    if datatype.kind == "float" and written.find(b"n") >= 0:  # null: it is not finite
         return json.dumps(flat.tolist(), separators=(",", ":")).encode()
-    if flat.dtype.name in _ORJSON_DTYPES and flat.dtype.isnative:
-        return orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY)
-    return orjson.dumps(flat.tolist())
+    return written
 
 
-# What orjson writes straight from an array's memory.
-_ORJSON_DTYPES = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)} | {
-    "bool",
-    "float16",
-    "float32",
-    "float64",
-}
+# What orjson writes straight from an array's memory, in this machine's order of bytes.
+_ORJSON_DTYPES = frozenset(map(np.dtype, "?bBhHiIlLqQefd"))
