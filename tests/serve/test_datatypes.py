@@ -147,7 +147,7 @@ def test_numbers_are_read_in_pieces_and_none_of_them_is_empty(monkeypatch, text,
     "text",
     [
         "[1, -2, 3]", "[1.5, 2.25, -0.0]", "[1, 2]", "[1, 2, 300]", "[1, 2, 1e39]", "[1, 2, 1e400]",
-        "[1, true, 3]", '[1, "2", 3]', "[1, null, 3]", "[[1, 2, 3]]", "[1, NaN, 3]", "[1, 2, 3", "[]",
+        "[1, true, 3]", '[1, "2", 3]', "[1, null, 3]", "[[1, 2, 3]]", "[1, NaN, 3]", "[1, 2", "[]",
     ],
 )  # fmt: skip
 def test_text_that_is_not_parsed_yet_is_read_as_its_elements_are(name, text):
