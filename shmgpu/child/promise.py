@@ -51,14 +51,13 @@ class Promise(Signature):
         self.output_bytes = 0
         self.shape: Any = None
         self.dtype: Any = None
-        self.is_one_array = False
+        self.is_one_array = hint is not None and hint.tree.is_one_array
         self.is_small = False
         self.make: Callable[[Any], Any] | None = None
         self.form: Any = None
         if hint is None:
             return
         self.output_bytes = max(hint.nbytes, 1)
-        self.is_one_array = hint.tree.is_one_array
         self.form = hint.tree.build(range(len(hint.specs)), ())
         in_numpy = all(spec.dtype.has_numpy for spec in hint.specs)
         in_torch = all(

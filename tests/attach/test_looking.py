@@ -1,9 +1,10 @@
-"""Looking for a broker, waiting for one, telling one of several: without any broker."""
+"""Looking for a broker, waiting for one, starting one, telling one of several: without any."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import importlib.machinery
 import os
 import pathlib
 import signal
@@ -12,11 +13,21 @@ import stat
 import subprocess
 import sys
 import types
+import weakref
 
 import pytest
 
 from shmgpu import core
-from shmgpu.attach import automatic, control, endpoint, membership, spawn
+from shmgpu.attach import (
+    automatic,
+    carry,
+    control,
+    endpoint,
+    manifest,
+    membership,
+    redefined,
+    spawn,
+)
 from shmgpu.errors import BrokerDied, ConfigError, LaunchError, NotRunning, SessionError
 
 PATH = pathlib.Path("/nowhere/broker.sock")
@@ -440,3 +451,133 @@ def test_who_does_not_answer_any_more_is_asked_nothing(monkeypatch):
     monkeypatch.setattr(endpoint, "connect", refused)
     assert not automatic._answers(PATH)
     assert automatic.running(pathlib.Path("/absent/broker.sock")) == []
+
+
+# ---- what cannot be started or handed over ------------------------------------------------------
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_manifest_leaves_no_descriptor_but_the_one_that_it_gives(monkeypatch):
+    one, before = manifest.Manifest({"m:f": 1}, {"default": 0}), descriptors()
+    read_only = one.write()
+    assert manifest.Manifest.read(read_only).rows == {"m:f": 1}
+    with pytest.raises(OSError):
+        os.write(read_only, b"x")
+    os.close(read_only)
+    assert descriptors() == before
+    opened = os.open
+
+    def no_proc(path, *rest):
+        if str(path).startswith("/proc/"):
+            raise FileNotFoundError
+        return opened(path, *rest)
+
+    monkeypatch.setattr(os, "open", no_proc)
+    sealed = one.write()  # without /proc the seals alone must do
+    with pytest.raises(PermissionError):
+        os.write(sealed, b"x")
+    os.close(sealed)
+
+    def refused(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(manifest.fcntl, "fcntl", refused)
+    with pytest.raises(PermissionError):
+        one.write()
+    assert descriptors() == before
+
+
+class Ended(BaseException):
+    """As Ctrl-C, which may come at any time."""
+
+
+def test_a_private_broker_that_cannot_be_started_leaves_no_connection(monkeypatch):
+    def fails(*_, **__):
+        raise Ended
+
+    before = descriptors()
+    with monkeypatch.context() as patched:
+        patched.setattr(spawn, "connect", fails)
+        with pytest.raises(Ended):
+            spawn._start_private(b"")
+    assert descriptors() == before
+    monkeypatch.setattr(spawn, "spawn", fails)
+    with pytest.raises(Ended):
+        spawn._start_private(b"")
+    assert descriptors() == before
+
+
+@pytest.mark.parametrize("has_forked", [False, True])
+def test_a_start_that_is_interrupted_ends_the_broker_that_it_forked(
+    monkeypatch, tmp_path, has_forked
+):
+    told, killed = [], []
+
+    class Popen:
+        pid = 0
+
+        def __init__(self, *_, pass_fds, **__):
+            if has_forked:
+                os.write(pass_fds[0], b"4242\n")
+
+        def wait(self, timeout=None):
+            told.append("waits")
+            if len(told) == 1:
+                raise Ended
+
+        def kill(self):
+            told.append("is killed")
+
+    monkeypatch.setattr(subprocess, "Popen", Popen)
+    monkeypatch.setattr(spawn, "_number_told", lambda report: 4242 if has_forked else 0)
+    monkeypatch.setattr(spawn.Spawned, "abandon", lambda self: killed.append(self._pid))
+    before = descriptors()
+    with pytest.raises(Ended):
+        spawn.spawn({}, words=["init"], log=tmp_path / "log")
+    assert told == ["waits", "is killed", "waits"] and descriptors() == before
+    assert killed == [4242 if has_forked else 0]
+
+
+def test_a_broker_that_prints_here_has_said_why_itself():
+    one = spawn.Spawned(None, -1, None, 0, 0)
+    assert one._last_words() == ": what it printed says why"
+
+
+@pytest.mark.parametrize("error", [ImportError, ValueError])
+def test_a_module_that_an_importer_cannot_look_for_is_not_importable(monkeypatch, error):
+    class Finder:
+        def find_spec(self, name, path, target):
+            raise error
+
+    monkeypatch.setattr(sys, "meta_path", [object(), Finder(), *sys.meta_path])
+    assert carry.find_spec("json", None) is None and not carry.is_importable("json")
+    assert carry.is_importable("shmgpu.core") and not carry.is_importable("__main__")
+
+
+def test_modules_of_an_importer_of_ones_own_go_together(monkeypatch):
+    class Loader:
+        pass
+
+    for name in ("own_one", "own_other"):
+        module = types.ModuleType(name)
+        module.__spec__ = importlib.machinery.ModuleSpec(name, Loader())
+        monkeypatch.setitem(sys.modules, name, module)
+    assert carry.found_alike("own_one") == {"own_one", "own_other"}
+    assert carry.found_alike("json") == {"json"}
+    assert carry.found_alike("sys") == {"sys"}
+    assert carry.found_alike("nowhere_at_all") == set()
+
+
+def test_a_program_that_was_changed_says_what_of_it_is_kept():
+    class Slots:
+        __slots__ = ()
+
+    class Own:
+        pass
+
+    assert redefined._kept(5) == 5 and isinstance(redefined._kept(Own()), weakref.ref)
+    slots = Slots()
+    assert redefined._kept(slots) is slots  # nothing refers to it weakly

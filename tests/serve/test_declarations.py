@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import types
 
 import numpy as np
@@ -218,7 +219,7 @@ def test_rows_count_only_where_requests_have_some():
 def test_what_prepares_requests_is_a_function_of_a_module_beside_the_model(
     reference, words, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("sys.path", ["", *__import__("sys").path])
+    monkeypatch.setattr("sys.path", ["", *sys.path])
     (tmp_path / "prepares.py").write_text("VALUE = 5\ndef work(x):\n    return x\n")
     model = str(tmp_path / "model.py")
     with refused(words.replace("MODEL", model)):

@@ -18,7 +18,6 @@ from shmgpu.serve.protocol.datatypes import DATATYPES
 from shmgpu.serve.protocol.metadata import TensorMetadata
 from shmgpu.serve.protocol.types import (
     InferRequest,
-    InferResponse,
     InputTensor,
     OutputTensor,
     ProtocolError,
@@ -624,4 +623,3 @@ def test_an_answer_is_arrays_to_the_ensemble_however_it_came():
     assert ensembles._array(one).tolist() == [1, 2]
     array = np.ones(2)
     assert ensembles._array(OutputTensor("y", "FP64", (2,), array)) is array
-    assert InferResponse([]).outputs == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import os
 import sys
 import types
 
@@ -240,7 +241,7 @@ def test_a_session_is_named_by_its_module(name, words):
 
 
 def test_a_session_of_a_module_is_found():
-    assert module_loader.named("os:getpid") is __import__("os").getpid
+    assert module_loader.named("os:getpid") is os.getpid
 
 
 # ---- limits -----------------------------------------------------------------------------------

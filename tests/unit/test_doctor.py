@@ -601,6 +601,48 @@ def test_what_the_c_library_is_refused_is_told(probe, monkeypatch):
     assert probes.why_refused(probe) == os.strerror(errno.EPERM)
 
 
+@pytest.mark.parametrize("option", [probes.PR_SET_PDEATHSIG, probes.PR_GET_PDEATHSIG])
+def test_either_half_of_a_feature_may_be_refused(option, monkeypatch):
+    class Library:
+        def prctl(self, asked, *_):
+            ctypes.set_errno(errno.EPERM)
+            return -1 if asked == option else 0
+
+    monkeypatch.setattr(probes, "_libc", Library)
+    assert probes.why_refused("death_signal") == os.strerror(errno.EPERM)
+
+
+def test_a_probe_leaves_the_process_as_it_is():
+    def death_signal():
+        asked = ctypes.c_int(0)
+        assert probes._libc().prctl(probes.PR_GET_PDEATHSIG, ctypes.byref(asked), 0, 0, 0) == 0
+        return asked.value
+
+    before = death_signal()
+    try:
+        for number in (0, signal.SIGURG):
+            probes._libc().prctl(probes.PR_SET_PDEATHSIG, ctypes.c_ulong(number), 0, 0, 0)
+            assert probes.why_refused("death_signal") == "" and death_signal() == number
+    finally:
+        probes._libc().prctl(probes.PR_SET_PDEATHSIG, ctypes.c_ulong(before), 0, 0, 0)
+    open_before = os.listdir("/proc/self/fd")
+    for name in probes.PROBES:
+        probes.why_refused(name)
+    probes.pipe_bytes()
+    assert len(os.listdir("/proc/self/fd")) == len(open_before)
+
+
+def test_what_a_probe_finds_out_by_itself_is_said_in_its_words(monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: "vax")
+    assert probes.why_refused("futex") == "vax is not known to shmgpu"
+
+    def refuses():
+        raise ValueError("unknown advice")
+
+    monkeypatch.setitem(probes.PROBES, "populate", refuses)
+    assert probes.why_refused("populate") == "unknown advice"
+
+
 def test_a_memory_file_that_its_seals_do_not_protect_is_none(monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(fcntl, "fcntl", lambda *_: 0)
@@ -652,6 +694,12 @@ def test_torch_s_version_is_told_without_importing_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(importlib.metadata, "version", lambda name: f"{name} 8")
     assert Machine().torch_version() == "torch 8"
+
+    def unknown(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", unknown)
+    assert Machine().torch_version() == "unknown"
     monkeypatch.undo()
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -686,6 +734,24 @@ def test_threads_and_tracers_of_this_process_are_seen():
 
 
 @pytest.mark.parametrize(
+    ("numbers", "said"), [((), ""), ((0,), "tool 0"), ((5,), "tool 5"), ((3, 4), "tool 3")]
+)
+def test_a_tool_that_monitors_this_process_is_named(numbers, said, monkeypatch):
+    def get_tool(number):
+        assert 0 <= number < 6
+        return f"tool {number}" if number in numbers else None
+
+    monkeypatch.setattr(sys, "gettrace", lambda: None)
+    monkeypatch.setattr(sys, "monitoring", SimpleNamespace(get_tool=get_tool), raising=False)
+    assert machines._tracer() == said
+
+
+def test_a_plan_has_no_settings_but_those_of_a_launch():
+    with pytest.raises(TypeError, match="a plan has no setting 'colour'"):
+        Plan.resolve(colour="red", taste="sweet")
+
+
+@pytest.mark.parametrize(
     ("code", "expected"),
     [
         (
@@ -705,6 +771,15 @@ def test_gpus_are_asked_for_in_another_process(code, expected, tmp_path, monkeyp
     monkeypatch.setattr(machines, "_ASK_GPUS", code)
     got = Machine(str(tmp_path)).gpus
     assert got == expected if expected else got.error and not got.devices
+
+
+def test_gpus_that_do_not_answer_in_time_are_said_not_to(tmp_path, monkeypatch):
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "nvidia0").touch()
+    monkeypatch.setattr(machines, "_ASK_GPUS", "import time; time.sleep(60)")
+    monkeypatch.setattr(machines, "GPU_ANSWER_S", 0.01)
+    error = Machine(str(tmp_path)).gpus.error
+    assert error == "torch did not answer within 0 seconds"
 
 
 # ---- the command ---------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import importlib.machinery
 import json
 import os
 import py_compile
@@ -144,6 +145,48 @@ def test_values_nested_too_deeply_are_like_no_other_program_s():
         deep = [deep]
     target = types.SimpleNamespace(body=script(LOAD.format("VALUE"), VALUE=deep))
     assert identity.fingerprint(target.body) == ""
+    assert not identity.alike(target.body, target.body) and identity.alike(load, load)
+
+
+def test_a_function_may_refer_to_what_is_not_there_yet():
+    made = "def around():\n    def load(helper):\n        return later\n{}    return load\n"
+    code = made + "load = around()\n"
+    empty = script(code.format("    if False:\n        later = 1\n"))
+    assert digest(empty) == digest(script(code.format("    if False:\n        later = 1\n")))
+    assert digest(empty) != digest(script(code.format("    later = 1\n")))
+
+
+class Named:
+    """One that is pickled by the name of what it is."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def __reduce__(self):
+        return self.name
+
+
+class Deep:
+    def __reduce__(self):
+        raise RecursionError
+
+
+def test_objects_count_as_they_are_pickled():
+    def of(value):
+        return digest(script(LOAD.format("VALUE"), VALUE=value))
+
+    assert of(Named("one")) == of(Named("one")) != of(Named("other"))
+    objects = [np.array(["a", value], dtype=object) for value in ("b", "b", "c")]
+    assert of(objects[0]) == of(objects[1]) != of(objects[2])
+    assert of(Deep()) != of(Deep())  # too deep: like no other program's
+
+
+def test_a_class_without_a_module_counts_by_what_is_in_it():
+    def of(value):
+        made = type("Made", (), {"__module__": None, "value": value})
+        return digest(script(LOAD.format("VALUE"), VALUE=made))
+
+    assert of(1) == of(1) != of(2)
 
 
 def test_a_number_of_thousands_of_digits_is_a_value_as_any():
@@ -332,6 +375,14 @@ def test_a_disk_that_is_full_lets_imports_go_on_and_the_record_vouches_for_nothi
         del sys.modules["of_a_user_too"]
     assert sources.changed(record.path, record.instance) == str(record.path)
     assert "cannot be written" in caplog.text
+
+
+def test_a_module_whose_file_is_gone_counts_as_changed(record, tmp_path):
+    record.begin()
+    gone = importlib.machinery.ModuleSpec("gone", None, origin=str(tmp_path / "gone.py"))
+    gone.has_location = True
+    record.note(gone)
+    assert sources.changed(record.path, record.instance) == str(tmp_path / "gone.py")
 
 
 def test_a_record_that_cannot_be_begun_leaves_nothing(tmp_path):
