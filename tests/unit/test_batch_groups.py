@@ -13,6 +13,7 @@ from shmgpu.codec import layout
 from shmgpu.codec.arrays import ArraySpec
 from shmgpu.codec.dtypes import by_name
 from shmgpu.codec.layout import TreeLayout
+from shmgpu.helper import batch_executor
 
 ROW, ARENA, ORIGIN = fuzz_blocks.ROW, fuzz_blocks.ARENA, fuzz_blocks.ORIGIN
 BLOCKS, ROOMS = 4096, 32768  # where blocks and results of the calls lie in arena 0, 4 KiB each
@@ -246,3 +247,80 @@ def test_an_exception_is_each_calls_own_and_what_was_left_for_later_is_dropped(t
     assert [status for status, _ in found] == [core.EREMOTE] * 2
     assert not target.executor.helper.later and target.executor.helper.calls == 1
     assert target.executor.helper.out is None
+
+
+@pytest.fixture
+def one_by_one(target, monkeypatch):
+    """Running them apart is found to be faster; what was measured."""
+    measured = []
+    strategy = types.SimpleNamespace(
+        is_joined=lambda: False, was_apart=lambda calls, took: measured.append((calls, took >= 0))
+    )
+    monkeypatch.setattr(batch_executor, "LARGE_BYTES", 1)
+    monkeypatch.setattr(target.executor._policy, "strategy", lambda *_: strategy)
+    return measured
+
+
+def test_calls_that_run_one_by_one_have_their_callers(target, one_by_one):
+    ran = []
+
+    def body(helper, x):
+        ran.append((helper.caller, helper.calls, len(x)))
+        return x
+
+    target.executor.functions[ROW].body = body
+    found = outcomes(target, [call(3, 2), call(1, 2, number=1)])
+    assert [status for status, _ in found] == [core.OK] * 2
+    assert ran == [((0, 1), 1, 3), ((0, 1), 1, 1)] and one_by_one == [(2, True)]
+
+
+def test_one_that_ends_the_helper_ends_it_before_those_behind_it(target, one_by_one):
+    ran = []
+
+    def body(helper, x):
+        ran.append(len(x))
+        raise SystemExit(3)
+
+    target.executor.functions[ROW].body = body
+    found = outcomes(target, [call(3, 2), call(1, 2, number=1)])
+    assert [status for status, _ in found] == [core.EREMOTE] * 2
+    assert target.executor.broken and ran == [3]
+
+
+@pytest.mark.parametrize(
+    ("watches", "mutates", "status"),
+    [(True, False, core.EREMOTE), (True, True, core.OK), (False, False, core.OK)],
+)
+def test_a_write_to_what_is_only_read_is_every_callers_error(
+    target, monkeypatch, watches, mutates, status
+):
+    class Check:
+        def __init__(self, leaves):
+            checked.append(len(leaves))
+
+        def refuse_writes(self, function):
+            raise ValueError(f"{function.name} wrote")
+
+    checked = []
+    monkeypatch.setattr(batch_executor, "MutationCheck", Check)
+    target.executor.functions[ROW].body = lambda helper, x: x
+    target.executor.functions[ROW].mutates = mutates
+    target.executor.watches = watches
+    found = outcomes(target, [call(3, 2), call(1, 2, number=1)])
+    assert [one for one, _ in found] == [status] * 2
+    assert checked == ([1] if status else [])
+
+
+def test_what_cannot_be_written_for_one_caller_is_that_callers_error(target, monkeypatch):
+    target.executor.functions[ROW].body = lambda helper, x: x * 2.0
+    put, written = target.executor.writer.put, []
+
+    def fails_once(*told):
+        written.append(told)
+        if len(written) == 1:
+            raise MemoryError
+        return put(*told)
+
+    monkeypatch.setattr(target.executor.writer, "put", fails_once)
+    found = outcomes(target, [call(3, 2), call(1, 2, number=1)])
+    assert [status for status, _ in found] == [core.EREMOTE, core.OK] and len(written) == 2

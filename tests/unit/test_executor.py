@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import collections
+import types
+
 import numpy as np
 import pytest
 from fuzz import fuzz_blocks, make_corpus
@@ -11,8 +14,8 @@ from shmgpu.codec import layout
 from shmgpu.codec.arrays import ArraySpec
 from shmgpu.codec.dtypes import by_name
 from shmgpu.codec.layout import TreeLayout
-from shmgpu.errors import GangAborted
-from shmgpu.helper import block_reader
+from shmgpu.errors import BadParams, GangAborted
+from shmgpu.helper import block_reader, decoded, hints, inline, mutation_check
 from shmgpu.helper import executor as executors
 
 BLOCK = make_corpus.block((np.arange(4.0),))
@@ -283,3 +286,105 @@ def test_refusals_are_logged_ever_more_seldom(target, caplog):
         assert served(target, b"nonsense") == core.EBAD_PARAMS
     logged = [one.getMessage().rpartition("refusal ")[2] for one in caplog.records]
     assert logged == ["1)", "2)", "4)", "8)"]
+
+
+# ---- what is found out about a call ---------------------------------------------------------
+
+
+def test_a_tensor_counts_its_writes_and_what_does_not_has_none():
+    torch = pytest.importorskip("torch")
+    made = torch.zeros(2)
+    before = mutation_check._version(made)
+    made += 1
+    assert mutation_check._version(made) == before + 1
+    with torch.inference_mode():
+        assert mutation_check._version(torch.zeros(2)) == 0
+    assert mutation_check._version(np.zeros(2)) == 0
+
+
+def no_helper(x, y):
+    return x
+
+
+def helper_first(helper, x):
+    return x
+
+
+@pytest.mark.parametrize(
+    ("body", "message", "said"),
+    [
+        (no_helper, "f() takes 2 arguments", "if x is an argument, write def f(helper, x, y))"),
+        (helper_first, "f() takes 2 arguments", "which callers leave out: they pass x)"),
+        (lambda helper: 0, "f() takes 1 argument", "which callers leave out: they pass -)"),
+        (max, "f() takes 2 arguments", ""),  # which Python cannot tell the parameters of
+        (no_helper, "g() takes 2 arguments", ""),
+        (helper_first, "no 'Helper' has this", ""),
+        (no_helper, "no 'Helper' has this", "if x is an argument"),
+    ],
+)
+def test_who_forgot_the_helper_is_told_so(body, message, said):
+    function = types.SimpleNamespace(name="f", body=body)
+    found = hints.hint(TypeError(message), message, function, None)
+    assert said in found and bool(said) == bool(found)
+    assert hints.hint(TypeError(message), message, None, None) == ""
+
+
+def test_only_a_wrong_call_is_one():
+    function = types.SimpleNamespace(name="f", body=no_helper)
+    assert hints.hint(ValueError("f() takes"), "f() takes", function, None) == ""
+
+
+def test_a_helper_is_shown_with_its_device_and_its_pool():
+    helper = decoded.Helper(2, "cpu", "fast", 1)
+    assert repr(helper) == "<helper 2 on cpu, pool 'fast'>"
+
+
+def test_a_sparse_result_is_refused_with_a_way():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(BadParams, match=r"returned a torch.sparse_coo tensor.*to_dense\(\)"):
+        decoded.Leaf(torch.zeros(2).to_sparse())
+
+
+# ---- without helpers -----------------------------------------------------------------------------
+
+
+def test_a_transport_without_helpers_has_nothing_that_waits(target):
+    one = inline.InlineTransport(target.executor)
+    assert one.outstanding() == 0 and one.descriptors() == ()
+    assert one.await_end(1, 0) == core.EAGAIN and one.cancel(1) == core.OK == one.give_up(1)
+    assert one.await_replies(0) == 0 and one.version(0) == 0
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_what_ends_a_program_ends_it_from_within_a_call(target, error):
+    def body(helper, *_):
+        raise error
+
+    target.executor.functions[fuzz_blocks.ROW].body = body
+    function, params, *_ = work_of(target, BLOCK)
+    config = types.SimpleNamespace(function=function, broadcast=False, pool=0)
+    reply = types.SimpleNamespace()
+    with pytest.raises(error):
+        inline.InlineTransport(target.executor).call(config, params, 0, reply)
+
+
+def test_calls_without_helpers_are_numbered_and_answered(target):
+    one = inline.InlineTransport(target.executor)
+    function, params, *_ = work_of(target, make_corpus.block((np.arange(4.0),), room=(0, 8)))
+    config = types.SimpleNamespace(function=function, broadcast=False, pool=0)
+    replies = []
+    for _ in range(2):
+        replies.append(types.SimpleNamespace())
+        assert one.call(config, params, 0, replies[-1]) == core.ENEEDS_SPACE
+        assert one.abandon(replies[-1].sequence) == core.ENOT_RUNNING
+    assert [reply.sequence for reply in replies] == [1, 2]
+    assert {reply.token for reply in replies} == {0}
+    sequence = [0]
+    assert one.submit(config, params, 0, 77, sequence) == core.OK and sequence == [3]
+    asking, ends = collections.deque(), collections.deque()
+    assert one.await_replies(0) == 1 << 32
+    one.take_growing(asking)
+    assert len(asking) == 1 and one.await_replies(0) == 0
+    assert one.grow(3, 0, 0) == core.OK and one.await_replies(0) == 1  # there is no larger one
+    one.take_ends(1, ends)
+    assert len(ends) == 1 and one.await_replies(0) == 0

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import pickle
 import subprocess
 import sys
+import types
 
 import pytest
 
 import shmgpu
+from shmgpu import function_table
+from shmgpu.errors import ConfigError
 
 
 @shmgpu.function(arrays="numpy")
@@ -103,6 +107,46 @@ def test_errors_form_one_tree():
     for name in shmgpu.errors.__all__:
         assert issubclass(getattr(shmgpu.errors, name), shmgpu.ShmError)
         assert getattr(shmgpu, name) is getattr(shmgpu.errors, name)
+
+
+def test_a_map_takes_what_can_be_iterated():
+    with pytest.raises(ConfigError, match=r"scale.map\(\) needs arguments: pass an iterable"):
+        scale.map()
+    with pytest.raises(ConfigError, match="takes an iterable for each argument, and 5 is none"):
+        scale.map([1, 2], 5)
+
+
+def test_a_body_that_is_named_is_found_called_and_carried_by_its_name():
+    named = function_table.NamedBody("operator:add")
+    assert named(2, 3) == 5 == pickle.loads(pickle.dumps(named))(2, 3)
+    assert pickle.loads(pickle.dumps(named)).find() is operator.add
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        ({}, ""),
+        ({"make": "helper"}, "make"),
+        ({"make": "helper", "load": "helper"}, "load"),
+        ({"load": "helper, more"}, ""),
+        ({"load": "other", "make": "helper"}, "make"),
+    ],
+)
+def test_what_could_make_a_session_stands_beside_a_function(names, found):
+    there = {"__name__": "beside", "max": max, "number": 5, "foreign": scale.local}
+    for name, parameters in {"work": "helper, x", **names}.items():
+        exec(f"def {name}({parameters}): pass", there)
+    assert function_table.session_maker_beside(there["work"]) == found
+    assert function_table.session_maker_beside(max) == ""
+
+
+def test_a_function_that_is_carried_again_is_the_one_that_is_known(monkeypatch):
+    known = types.SimpleNamespace(known_as="m:f")
+    monkeypatch.setattr(function_table, "by_row", {1: known})
+    made = types.SimpleNamespace
+    assert function_table._remake(None, "m:f", None, {}) is known
+    other = function_table._remake(lambda body, **told: made(body=body, **told), "m:g", 5, {"x": 1})
+    assert (other.known_as, other.body, other.x) == ("m:g", 5, 1)
 
 
 NAMED = """
