@@ -126,7 +126,7 @@ int shmi_pipe_wait(int fd, int64_t timeout_ns) {
 }
 
 int shmi_pipe_wait_either(int fd, int other_fd, int64_t timeout_ns) {
-  struct pollfd both[2] = {{.fd = fd, .events = POLLIN}, {.fd = other_fd, .events = POLLIN}};
+  struct pollfd both[] = {{.fd = fd, .events = POLLIN}, {.fd = other_fd, .events = POLLIN}};
   int ready = wait_readable(both, 2, timeout_ns);
   return ready == 1 && both[0].revents == 0 ? 2 : ready;
 }

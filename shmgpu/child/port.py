@@ -585,10 +585,9 @@ class Port(Replies):
         self._settle(False)
 
     def forget(self) -> None:
-        """Drop everything kept for later calls: nothing of the arena is held any more."""
+        """After :meth:`close`: drop what is kept for later calls, so that nothing of the arena is."""
         self.arguments.forget()
         self._out.clear()
-        self._queue.clear()
 
     def is_lost(self) -> bool:
         """Whether the broker is gone, even if no call has noticed yet."""

@@ -1680,6 +1680,7 @@ static int model_next(int delays) {
     }
     const shmi_request_t *r = shmi_schedule_request(s, out[i]);
     MODEL_CHECK(r->helper == helper && r->batch == count);
+    MODEL_CHECK((r->estimate_ns > 0) == (i == 0)); /* a batch is one piece of work */
     m->state = FLIES;
     m->helper = helper;
     m->handed = hand_overs * 64 + (uint64_t)i;
