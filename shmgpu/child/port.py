@@ -585,7 +585,7 @@ class Port(Replies):
         self._settle(False)
 
     def forget(self) -> None:
-        """After :meth:`close`: drop what is kept for later calls, all of which lies in the arena."""
+        """After :meth:`close`: drop what is kept for later calls, which is in the arena."""
         self.arguments.forget()
         self._out.clear()
 
