@@ -490,6 +490,26 @@ def test_a_manifest_leaves_no_descriptor_but_the_one_that_it_gives(monkeypatch):
     assert descriptors() == before
 
 
+@pytest.mark.parametrize(("number", "closed"), [(0, [0]), (7, [7]), (-1, [])])
+def test_what_was_handed_over_by_a_broker_that_was_not_joined_is_closed(
+    monkeypatch, number, closed
+):
+    """Number 0 is that of any descriptor where a program runs without standard input."""
+    told = []
+
+    def join(connection, program, wait_ns, descriptor):
+        descriptor[0] = number
+        raise NotRunning("no")
+
+    here, there = socket.socketpair()
+    with there, monkeypatch.context() as patched:
+        patched.setattr(core, "join", join)
+        patched.setattr(os, "close", told.append)
+        with pytest.raises(NotRunning):
+            membership.enter(here, None)
+    assert told == closed and here.fileno() == -1
+
+
 class Ended(BaseException):
     """As Ctrl-C, which may come at any time."""
 

@@ -546,6 +546,9 @@ static int without_scratch(int child) {
   CHECK_EQ(ask(task, 0x3), SHM_OK);
   CHECK_EQ(task->statuses[0] | task->statuses[1], SHM_OK);
   CHECK_EQ(task->states[1], SHM_GANG_COMMITTED);
+  task = plain_task(SHM_ALL_REDUCE, 0x1, 100, 3); /* one alone has nobody to meet */
+  CHECK_EQ(ask(task, 0x1), SHM_OK);
+  CHECK_EQ(task->statuses[0], SHM_OK);
   return 0;
 }
 

@@ -579,6 +579,9 @@ TEST(of_a_gang_that_fails_the_one_is_named_whose_own_failure_it_was) {
     CHECK_EQ(shmi_gang_abort(ticket, 2, SHM_GANG_MEMBER_FAILED), 1);
     const int given_up[] = {SHM_EABORTED, SHM_EABORTED, SHM_EABORTED};
     expect_outcome(orders[i], given_up, SHM_EABORTED, 2, 0);
+    ticket = begin_gang(7); /* a member has died, whatever others say of themselves */
+    CHECK_EQ(shmi_gang_abort(ticket, 2, SHM_GANG_MEMBER_DIED), 1);
+    expect_outcome(orders[i], failed, SHM_EHELPER_DIED, 2, 0);
     ticket = begin_gang(7); /* what fails behind the commit is told, and what was done stands */
     for (int n = 0; n < 3; n++) shmi_gang_arrive(ticket);
     expect_outcome(orders[i], failed, SHM_EREMOTE, 1, 1);

@@ -3,6 +3,7 @@
 
 #include <sys/resource.h>
 
+#include "base/error_detail.h"
 #include "ipc/frame.h"
 
 /* ---- service ---- */
@@ -545,6 +546,7 @@ TEST(the_talks_launch_refuses_the_same_with_a_sentence) {
               {1, 1, &good, (size_t)1 << 46, SHM_ENO_MEMORY}};
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
     shm_register(fn_add_one, "add_one", sizeof(echo_t));
+    shmi_error_detail_set("%s", "");
     int status = shm_launch(rows[i].children, rows[i].bundles, rows[i].bytes, rows[i].helpers);
     if (status != rows[i].status)
       harness_fail(__FILE__, __LINE__, "row %zu: %s", i, shm_status_name(status));

@@ -139,6 +139,20 @@ def test_numbers_are_read_in_pieces_and_none_of_them_is_empty(monkeypatch, text,
         elements(text)
 
 
+@pytest.mark.parametrize("bits", [8, 16, 32, 64])
+@pytest.mark.parametrize("name", ["INT", "UINT"])
+def test_a_whole_number_is_within_its_datatype(name, bits):
+    kind = DATATYPES[f"{name}{bits}"]
+    least = -(2 ** (bits - 1)) if name == "INT" else 0
+    most = least + 2**bits - 1
+    for read in (datatypes.from_json, lambda kind, shape, data: datatypes.from_numbers(kind, data)):
+        assert read(kind, [3], [least, 1, most]).tolist() == [least, 1, most]
+        assert read(kind, [0], []).tolist() == []
+        for wrong in (least - 1, most + 1, 1 << 70):
+            with pytest.raises(ValueError, match=f"outside {kind.name}, .* {least} to {most}"):
+                read(kind, [2], [1, wrong])
+
+
 # ---- classes --------------------------------------------------------------------------------
 
 

@@ -154,6 +154,15 @@ def test_the_model_and_the_limits_are_asked():
     assert "takes 1" in refusal(message, limits=RequestLimits(tensors=1))
 
 
+def test_a_request_has_256_tensors_at_most_where_nothing_else_is_said():
+    message = request(contents={"fp32_contents": [1, 2]})
+    while len(message.inputs) < 256:
+        message.inputs.add(name=f"i{len(message.inputs)}", datatype="FP32", shape=[0])
+    assert len(read(message.SerializeToString()).inputs) == 256
+    message.inputs.add(name="more", datatype="FP32", shape=[0])
+    assert "takes 256" in refusal(message)
+
+
 @settings(max_examples=examples(100), deadline=None)
 @given(data=st.data())
 def test_outputs_arrive_at_the_stock_client_as_they_were(client, data):

@@ -115,11 +115,14 @@ def test_ctrl_c_of_a_terminal_is_not_meant_for_the_compiler(loops, slow):
     until(lambda: made(loops), "it ends")
 
 
-def test_a_compiler_that_fails_leaves_nothing(loops, use):
+def test_a_compiler_that_fails_leaves_nothing(loops, use, caplog):
     use(FAILING)
+    caplog.set_level("INFO")
     library = native.Library([SOURCE])
     library.wait()
     assert library.state == "failed" and library.functions == []
+    assert "a chain of operations stays as it is" in caplog.text
+    assert "cc ended with status 3" in caplog.text
     assert [one.name for one in loops.iterdir()] == [native.LOCK]
 
 
@@ -133,3 +136,47 @@ def test_a_compiler_without_an_end_is_ended(loops, slow, monkeypatch):
     other = native.Library([SOURCE])  # nobody holds the lock any more
     other.wait()
     assert other.state == "ready" and slow[1].read_text() == "begun\n" * 2
+
+
+def test_without_a_compiler_or_a_place_for_its_work_there_is_less(loops, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    with monkeypatch.context() as patched:
+        patched.setattr(native, "compiler", lambda: None)
+        library = native.Library([SOURCE])
+        library.wait()
+    assert library.state == "failed" and "there is no C compiler" in caplog.text
+    monkeypatch.setattr(native, "directory", lambda: None)
+    library = native.Library([SOURCE])  # made for this process alone
+    library.wait()
+    assert library.state == "ready" and len(library.functions) == 1
+    assert not loops.exists()
+
+
+def test_what_is_kept_is_the_users_own(loops, monkeypatch):
+    assert native.directory() == loops and loops.stat().st_mode & 0o777 == 0o700
+    for mode in (0o720, 0o702):  # others could write there what helpers run
+        loops.chmod(mode)
+        assert native.directory() is None
+    loops.chmod(0o755)
+    assert native.directory() == loops
+    monkeypatch.setattr(native.os, "geteuid", lambda: os.getuid() + 1)
+    assert native.directory() is None
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    assert native.directory() is None
+
+
+@pytest.mark.parametrize(("most", "most_bytes"), [(3, 1000), (9, 30), (9, 39)])
+def test_what_was_not_used_for_longest_goes_first(loops, monkeypatch, most, most_bytes):
+    monkeypatch.setattr(native, "MAX_FILES", most)
+    monkeypatch.setattr(native, "MAX_FILE_BYTES", most_bytes)
+    kept = native.directory()
+    for number in range(5):
+        one = kept / f"{number}.so"
+        one.write_text("x" * 10)
+        os.utime(one, (number, number))
+    (kept / native.LOCK).write_text("x" * 1000)
+    os.utime(kept / native.LOCK, (0, 0))
+    native._sweep(kept)
+    assert {one.name for one in kept.iterdir()} == {"2.so", "3.so", "4.so", native.LOCK}
+    native._sweep(kept)
+    assert len(list(kept.iterdir())) == 4

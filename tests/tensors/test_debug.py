@@ -168,10 +168,13 @@ def test_ticks_say_who_was_busy_and_who_was_idle(pair):
 def test_helpers_are_counted_with_what_they_ran(pair):
     left, right = pair
     (left @ right).data
+    before = gt.stats()["helpers"]
     rows = debug.get_worker_stats()
     assert set(rows) == {0, 1}
     assert sum(row["operations"].get("matmul", 0) for row in rows.values()) == 1
     assert all(row["state"] == "ready" and row["messages"] >= 1 for row in rows.values())
+    for row, least, most in zip(rows.values(), before, gt.stats()["helpers"], strict=True):
+        assert least["busy_ns"] / 1e6 <= row["busy_ms"] <= most["busy_ns"] / 1e6
     assert sum(row["handles"] for row in rows.values()) == len(debug.get_handles())
 
 

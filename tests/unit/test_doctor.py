@@ -632,6 +632,28 @@ def test_a_probe_leaves_the_process_as_it_is():
     assert len(os.listdir("/proc/self/fd")) == len(open_before)
 
 
+@pytest.mark.parametrize(("used", "left"), [(0, 100), (99, 1), (100, 0), (101, 0)])
+def test_where_all_is_used_nothing_is_left(tmp_path, used, left):
+    proc, job = tmp_path / "proc", tmp_path / JOB
+    for directory in (proc / "self", proc / "sys/vm", job):
+        directory.mkdir(parents=True)
+    (proc / "self/cgroup").write_text("0::/user.slice/job\n")
+    (proc / "sys/vm/overcommit_memory").write_text("2\n")
+    (proc / "meminfo").write_text(f"CommitLimit: 100 kB\nCommitted_AS: {used} kB\n")
+    for name in ("memory.max", "memory.high", "pids.max"):
+        (job / name).write_text("100\n")
+        (job / f"{name.partition('.')[0]}.current").write_text(f"{used}\n")
+    machine = Machine(str(tmp_path))
+    for found in (
+        machine.memory_headroom_of_cgroup(),
+        machine.memory_throttle(),
+        machine.task_headroom_of_cgroup(),
+    ):
+        assert (found.left, found.total) == (left, 100)
+    committed = [one for one in machine.memory_headrooms() if "commit" in one.limited_by]
+    assert [(one.left, one.total) for one in committed] == [(left * 1024, 100 * 1024)]
+
+
 def test_what_a_probe_finds_out_by_itself_is_said_in_its_words(monkeypatch):
     monkeypatch.setattr(platform, "machine", lambda: "vax")
     assert probes.why_refused("futex") == "vax is not known to shmgpu"
