@@ -167,9 +167,9 @@ class GrpcFastPath(PreparedRequests):
             return None
         for begin in self._begins.get(len(data), ()):
             known = self._known.get((len(data), data[:begin]))
-            if known is not None and all(
-                data.startswith(frame, place) for place, frame in known.frames
-            ):
+            if known is None:
+                continue
+            if not known.frames or all(data.startswith(one, at) for at, one in known.frames):
                 return known
         return None
 

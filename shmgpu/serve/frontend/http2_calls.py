@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections import deque
 from collections.abc import Callable
 from time import monotonic
 from typing import Any
@@ -177,7 +176,7 @@ class Http2Call:
         self._connection = connection
         self._route = route
         self.stream = stream
-        self.waiting: deque[Request] = deque()
+        self.waiting: list[Request] = []
         self.unread_since = 0.0
         self.unread_bytes = 0
         self._first: bytes | None = None  # a message that came with the head
@@ -238,6 +237,8 @@ class Http2Call:
     def ended(self) -> None:
         """Its stream has: what is under way for it is given up."""
         self._has_ended = True
+        if self._is_over and self._task is None and not self._when_done:  # as most end
+            return
         self._log(LEFT)
         self._give_up()
         for done in self._when_done:

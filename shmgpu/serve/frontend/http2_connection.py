@@ -176,6 +176,8 @@ class Http2Connection(asyncio.BufferedProtocol):
             if data is None:
                 break
             transport.write(data)
+            if len(data) < MOST_AT_ONCE:  # that was all
+                break
         progress = session.progress()
         if progress is not None:
             for stream in progress:
