@@ -7,6 +7,7 @@ import contextlib
 import signal
 import socket
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -319,6 +320,30 @@ def lose_none(server, clients):
 def test_an_end_amid_calls_loses_none_that_was_sent():
     with servers.serving(MODEL, helpers=1, grpc_port=0, grpc_front="nghttp2") as server:
         lose_none(server, 16)
+
+
+def test_a_client_that_does_not_listen_delays_no_end():
+    """It asks on, whatever it is told, so that one of two calls is always under way."""
+    seconds = client.InferInput("seconds", [1], "FP64").set_data_from_numpy(np.array([0.2]))
+    message = client_messages.built([seconds], model_name="sleep")
+    with servers.serving(MODEL, helpers=2, workers=1, grpc_port=0) as server:
+        with connected(server) as connection:
+            connection.sendall(h2.call(1, message))
+            threading.Timer(0.1, connection.sendall, (h2.call(3, message),)).start()
+            stream, goodbyes, told = 3, [], 0.0
+            for kind, flags, _, payload in h2.read_frames(connection):
+                if kind == h2.GOAWAY:
+                    goodbyes.append(int.from_bytes(payload[:4], "big"))
+                elif kind == h2.HEADERS and flags & h2.END_STREAM:
+                    if stream == 5:
+                        server.process.send_signal(signal.SIGTERM)
+                        told = time.monotonic()
+                    stream += 2
+                    with contextlib.suppress(OSError):
+                        connection.sendall(h2.call(stream, message))
+        assert server.process.wait(servers.DEADLINE_S) == 0
+        assert time.monotonic() - told < 5
+        assert goodbyes[0] == 2**31 - 1 and goodbyes[-1] <= stream
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ class Http2Connection(asyncio.BufferedProtocol):
     """
 
     __slots__ = (
-        "_flushing", "_head", "_is_paused", "_left_at", "_route", "_session", "_unsent",
+        "_flushing", "_head", "_is_last", "_is_paused", "_left_at", "_route", "_session", "_unsent",
         "_unsettled", "address", "calls", "is_closing", "limits", "open", "peer", "seen", "since",
         "transport",
     )  # fmt: skip
@@ -51,7 +51,8 @@ class Http2Connection(asyncio.BufferedProtocol):
         )
         self._flushing = False  # soon
         self._is_paused = False  # the client takes less than it is sent
-        self._left_at = 0.0
+        self._left_at = 0.0  # when the client was told that no more calls are wanted
+        self._is_last = False  # those that it begins now are ignored
         self._unsent = 0
         self._unsettled: list[Http2Call] = []  # whose answers go out with the next bytes, or wait
         # The last head, and what it says: clients repeat themselves, and C keeps equal ones.
@@ -233,13 +234,22 @@ class Http2Connection(asyncio.BufferedProtocol):
             self._left_at = now
             self._session.leave(False)
             self.flush()
-        if now - self._left_at < NOTICE_S or self.open:
+        if now - self._left_at < NOTICE_S:
+            return False
+        self._ignore_more()
+        if self.open:
             return False
         self._close()
         return True
 
+    def _ignore_more(self) -> None:
+        """What the client begins from now on is not answered, and it is told so."""
+        if not self._is_last:
+            self._is_last = True
+            self._session.leave(True)
+            self.flush()
+
     def _close(self) -> None:
-        self._session.leave(True)
-        self.flush()
+        self._ignore_more()
         self.is_closing = True
         self.transport.close()
