@@ -9,7 +9,7 @@
 #include <time.h>
 
 enum { SWELLING = 8 }; /* how many heads as long as allowed one may be, unpacked, to be read at all */
-static const double RESETS = 1000, RESETS_PER_S = 100; /* at once, and in the long run */
+static const double RESETS = 500, RESETS_PER_S = 100; /* at once, and in the long run */
 
 size_t shmi_raw_total, shmi_raw_most = (size_t)64 << 20;
 
