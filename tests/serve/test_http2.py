@@ -48,7 +48,6 @@ def server():
         arena="256MiB",
         send_timeout=1,
         receive_timeout=2,
-        max_connections=40,
     ) as running:
         yield running
 
@@ -233,22 +232,6 @@ def test_a_client_of_http_1_and_one_that_says_nothing_harm_nobody(server):
             pass
     with socket.create_connection((host, int(port)), timeout=servers.DEADLINE_S):
         assert works(server)
-
-
-def test_there_are_only_so_many_connections(server):
-    with contextlib.ExitStack() as held:
-        for _ in range(60):
-            held.enter_context(contextlib.suppress(OSError))
-            held.enter_context(connected(server))
-        assert server.process.poll() is None
-    servers.until(lambda: works_or_not(server), "there is room again")
-
-
-def works_or_not(server):
-    try:
-        return works(server)
-    except client.InferenceServerException:
-        return False
 
 
 def test_connections_are_encrypted_for_both_kinds_of_clients(certificate):
