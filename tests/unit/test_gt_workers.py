@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ import pytest
 
 import shmgpu
 from shmgpu.attach import endpoint
+from shmgpu.compat.gt import server as gt_server
 from shmgpu.compat.gt import workers
 
 
@@ -56,3 +58,65 @@ def test_a_server_that_has_ended_is_named(server):
     workers.end(path)
     with pytest.raises(shmgpu.NotRunning, match=r"python -m shmgpu\.compat\.gt\.server"):
         workers.join(path, "late")
+
+
+# ---- the server's command ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def served(monkeypatch, tmp_path):
+    """What the command does with a broker that is played: with what, and how that ends."""
+
+    def run(*arguments, ends=None):
+        told = {}
+
+        def up(modules, on_ready, **settings):
+            told.update(settings)
+            on_ready()
+            if ends is not None:
+                raise ends
+
+        monkeypatch.setattr(gt_server.daemon, "up", up)
+        monkeypatch.setattr(gt_server.endpoint, "path_of_port", lambda port: tmp_path / str(port))
+        status = gt_server.main(list(arguments))
+        assert not endpoint.beside(tmp_path / "12345", ".workers").exists()
+        return status, told
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "helpers", "most", "devices"),
+    [
+        ([], 1, workers.MOST, None),
+        (["--workers", "3"], 3, workers.MOST, None),
+        (["--workers", str(workers.MOST + 1)], workers.MOST + 1, workers.MOST + 1, None),
+        (["--workers", "3", "--no-workers"], 1, workers.MOST, None),
+        (["--gpu", "0, 2"], 1, workers.MOST, ["cuda:0", "cuda:2"]),
+    ],
+)
+def test_a_server_starts_with_what_it_was_asked_for(served, arguments, helpers, most, devices):
+    status, told = served(*arguments)
+    assert status == 0 and told.get("devices") == devices
+    assert (told["helpers"], told["max_helpers"]) == (helpers, most)
+
+
+@pytest.mark.parametrize(
+    ("ends", "status"),
+    [
+        (None, 0),
+        (KeyboardInterrupt(), 0),
+        (SystemExit(128 + signal.SIGTERM), 0),
+        (SystemExit(128 + signal.SIGHUP), 1),
+        (shmgpu.NotRunning("no"), 2),
+    ],
+)
+def test_a_server_that_was_told_to_end_has_ended_well(served, capsys, ends, status):
+    assert served(ends=ends)[0] == status
+    said = capsys.readouterr()
+    assert said.out.startswith("serving at localhost:12345 (")
+    assert said.err == ("shmgpu: no\n" if status == 2 else "")
+
+
+def test_a_server_of_another_machine_is_refused(served, capsys):
+    assert served("-H", "elsewhere")[0] == 2 and "elsewhere" in capsys.readouterr().err
