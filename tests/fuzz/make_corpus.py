@@ -10,6 +10,7 @@ import json
 import pathlib
 import random
 import struct
+import sys
 
 import numpy as np
 
@@ -330,6 +331,53 @@ def http() -> dict[str, bytes]:
     }
 
 
+def http2() -> dict[str, bytes]:
+    """See fuzz_http2.py."""
+    sys.path.append(str(CORPUS.parents[1]))  # where this file is run as a program
+    from serve import frames as h2
+
+    short = {":authority": "x", ":path": "/m", "content-type": None, "te": None}
+    fields = h2.fields(**short)
+
+    def head(stream, is_end=False, **more):
+        return h2.head(stream, is_end, **{**short, **more})
+
+    def call(stream, payload, **more):
+        return head(stream, **more) + h2.data(stream, h2.message(payload))
+
+    two = h2.message(b"one") + h2.message(bytes(300), True)
+    ended = h2.frame(h2.HEADERS, h2.END_HEADERS | h2.END_STREAM, 1, fields)
+    return {
+        "call": call(1, b"x" * 20, authorization="Bearer x", grpc_timeout="1S"),
+        "calls": b"".join(call(stream, b"x") for stream in (1, 3, 5)),
+        "two-messages": head(1) + h2.data(1, two, False),
+        "two-messages-torn": head(1) + h2.data(1, two[:-1]),
+        "no-message": ended,
+        "no-prefix": head(1) + h2.data(1, b"\0\0\0"),
+        "wrong-prefix": head(1) + h2.data(1, b"\2" + h2.message(b"x")[1:]),
+        "message-too-large": head(1) + h2.data(1, b"\0\0\0\x08\x01"),
+        "long-head": head(1, note="n" * 950),
+        "swelling-head": h2.frame(
+            h2.HEADERS, h2.END_HEADERS, 1, fields + b"\x40\1a" + h2.text("b" * 500)
+        )
+        + h2.frame(h2.HEADERS, h2.END_HEADERS, 3, fields + b"\xbe" * 20),
+        "head-in-parts": h2.frame(h2.HEADERS, 0, 1, fields[:9])
+        + h2.frame(h2.CONTINUATION, h2.END_HEADERS, 1, fields[9:])
+        + h2.data(1, h2.message(b"x")),
+        "head-without-end": h2.frame(h2.HEADERS, 0, 1, fields) + call(3, b"x"),
+        "trailers": head(1) + h2.data(1, h2.message(b"x"), False) + h2.frame(h2.HEADERS, 5, 1),
+        "reset": call(1, b"x") + h2.reset(1) + call(3, b"y"),
+        "wrong-window": head(1) + h2.window(1, 0) + call(3, b"x"),
+        "wrong-name": head(1, UPPER="x") + call(3, b"x"),
+        "wrong-stream": call(2, b"x") + call(1, b"x"),
+        "settings": h2.settings(s4=1, s1=0) + h2.frame(h2.PING, 0, 0, bytes(8)) + call(1, b"x"),
+        "settings-of-no-length": h2.frame(h2.SETTINGS, 0, 0, b"x"),
+        "too-many": b"".join(head(stream) for stream in range(1, 25, 2)),
+        "goodbye": call(1, b"x") + h2.frame(h2.GOAWAY, 0, 0, bytes(8)) + call(3, b"x"),
+        "http-1": b"GET / HTTP/1.1\r\n\r\n",
+    }
+
+
 def manifests() -> dict[str, bytes]:
     """See fuzz_manifest.py."""
     good = {
@@ -359,7 +407,7 @@ def manifests() -> dict[str, bytes]:
 TARGETS = {
     "blocks": blocks, "values": values, "frame": frames, "tlsf": tlsf, "registry": registry,
     "dispatch": dispatch, "requests": requests, "http": http, "manifest": manifests,
-    "hello": hellos,
+    "hello": hellos, "http2": http2,
 }  # fmt: skip
 
 

@@ -22,13 +22,14 @@ MAX_BYTES = 64 << 20  # that one input may take: no forged length allocates giga
 NEEDS = {
     "requests": ("orjson", "google.protobuf"),
     "http": ("orjson", "httptools"),
+    "http2": ("shmgpu._http2",),  # and what the machine has, libnghttp2
 }  # what shmgpu[serve] brings
 
 
 def need(target: str) -> None:
     """Skip where what a target tests is not installed."""
     for name in NEEDS.get(target, ()):
-        pytest.importorskip(name, reason="shmgpu[serve] is not installed")
+        pytest.importorskip(name, reason="shmgpu[serve] is not all here", exc_type=ImportError)
 
 
 def seeds(target: str) -> list[pathlib.Path]:
@@ -90,6 +91,21 @@ def test_the_requests_that_are_well_formed_are_read():
         except requests.ProtocolError:
             refused.add(seed.name)
     assert refused == wrong
+
+
+def test_the_calls_that_are_well_formed_are_told():
+    need("http2")
+    http2 = importlib.import_module("fuzz.fuzz_http2")
+    told, ended = {}, set()
+    for seed in seeds("http2"):
+        calls = http2.fed(http2.HELLO + seed.read_bytes(), (http2.READ,))
+        if calls is None:
+            ended.add(seed.name)
+        else:
+            told[seed.name] = sum(len(messages) for _, messages, _ in calls.values())
+    assert ended >= {"http-1", "settings-of-no-length", "swelling-head", "wrong-stream"}
+    assert told["call"] == told["head-in-parts"] == told["trailers"] == told["reset"] == 1
+    assert (told["calls"], told["two-messages"], told["two-messages-torn"]) == (3, 2, 1)
 
 
 @pytest.mark.parametrize("target", [*IN_C, *IN_PYTHON])
