@@ -8,7 +8,9 @@ from meshes.conftest import broker_of
 
 import shmgpu as gt
 from shmgpu.compat import netcl
+from shmgpu.compat.netcl.replicas import on_mesh
 from shmgpu.distributed import CommDebugMode, DTensor, Replicate
+from shmgpu.parallel.tensors import mesh_of
 from shmgpu.tensors import current
 
 RNG = np.random.default_rng(3)
@@ -97,6 +99,12 @@ def test_what_lies_in_memory_is_reduced_by_parts_where_it_lies(broker, sent):
 def test_a_list_without_tensors_has_no_result_and_mistakes_have_a_sentence(broker):
     assert netcl.all_reduce([]) is None
     one, other = gt.zeros(2), gt.zeros(3)
+    net = model()
+    replicas = netcl.prepare_replicas(net, gt.optim.SGD(net.parameters(), lr=0.1), 2)
+
+    def cut(x, y):
+        netcl.data_parallel_step(replicas, (x, y), loss_fn=gt.nn.mse_loss)
+
     for call, match in (
         (lambda: netcl.all_reduce([one, one], "median"), "no op 'median'"),
         (lambda: netcl.all_reduce([one, other]), "have shapes"),
@@ -114,6 +122,8 @@ def test_a_list_without_tensors_has_no_result_and_mistakes_have_a_sentence(broke
         (lambda: netcl.prepare_replicas([one], None, None, ["cpu", "cuda"]), "one kind"),
         (lambda: netcl.prepare_replicas([one], "adam", 2), "no optimiser"),
         (lambda: netcl.data_parallel_step([], ([], []), loss_fn=max), "of no model"),
+        (lambda: cut(X, Y[:1]), "x has 13 rows, and y 1: cut them alike"),
+        (lambda: cut(X[:1], Y), "x has 1 row, and y 13: cut them alike"),
     ):
         with pytest.raises(ValueError, match=match):
             call()
@@ -258,3 +268,12 @@ def test_parameters_and_the_state_of_their_optimiser_travel(broker):
     assert zeros[0].tolist() == [-1.5, -1.5] and ones[0].tolist() == [0.0, 0.0]
     netcl.broadcast_params([gt.full((2,), 7.0)], [ones, zeros])
     assert ones[0].tolist() == zeros[0].tolist() == [7.0, 7.0]
+
+
+def test_replicas_of_ones_own_are_put_on_a_mesh_once(broker):
+    given = [[gt.ones(2), gt.ones(3)] for _ in range(2)]
+    mesh = on_mesh(given)
+    assert mesh.size() == 2 and all(mesh_of(one) is not None for one in given[0])
+    assert all(mesh_of(one) is None for one in given[1])
+    assert on_mesh(given) == mesh == given[0][0].device_mesh
+    assert on_mesh([[gt.ones(2), given[0][1]], given[1]]) == mesh  # one that lies there says so

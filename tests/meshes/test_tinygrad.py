@@ -151,6 +151,63 @@ def test_names_that_mean_something_else_there_do_so_here(tiny):
         image.avg_pool2d(dilation=2)
 
 
+def test_arguments_are_taken_as_they_stand_there(tiny):
+    """By position, by ``axis`` and by ``dim``; each default is tinygrad's."""
+    t, u = tiny.Tensor([[1, 5, 3], [4, 2, 6]]), tiny.Tensor([[2, 2, 2], [2, 2, 2]])
+    assert t.max(u).tolist() == [[2, 5, 3], [4, 2, 6]]  # PyTorch's, of two tensors
+    assert t.min(u).tolist() == [[1, 2, 2], [2, 2, 2]]
+    assert t.max(dim=0).tolist() == [4, 5, 6] and t.min(1, keepdim=True).tolist() == [[1], [2]]
+    assert t.mean(dim=0).tolist() == [2.5, 3.5, 4.5] and t.mean(1, True).shape == (2, 1)
+    assert t.transpose(0, 1).tolist() == [[1, 4], [5, 2], [3, 6]] == t.transpose().tolist()
+    x = tiny.Tensor(X)
+    for name, power in (("softmax", 1), ("log_softmax", 0)):
+        columns = getattr(x, name)(0)
+        np.testing.assert_array_equal(getattr(x, name)(dim=0).numpy(), columns.numpy())
+        shares = columns if power else columns.exp()
+        np.testing.assert_allclose(shares.sum(0).numpy(), np.ones(6), rtol=1e-5)
+        assert getattr(x, name)(0, gt.float64).dtype is gt.float64
+    np.testing.assert_allclose(x.swish().numpy(), x.silu().numpy())
+    np.testing.assert_allclose(x.linear(x[0]).numpy(), X * X[0], rtol=1e-6)
+    np.testing.assert_allclose(x.layernorm(0).mean().item(), 0, atol=1e-6)
+    image, weight = tiny.Tensor.arange(72.0).reshape(1, 2, 6, 6), tiny.Tensor.ones(2, 1, 2, 2)
+    found = image.conv2d(weight, tiny.Tensor([0.0, 100.0]), 2, 3, 2, 1)
+    wanted = gt.nn.conv2d(image, weight, gt.tensor([0.0, 100.0]), 3, 1, 2, 2)
+    np.testing.assert_array_equal(found.numpy(), wanted.numpy())
+    assert image.max_pool2d(3, 1, 2, 1).tolist() == gt.nn.max_pool2d(image, 3, 1, 1, 2).tolist()
+    assert image.avg_pool2d(3, 1, 1, 1).tolist() == gt.nn.avg_pool2d(image, 3, 1, 1).tolist()
+
+
+def test_classes_are_counted_along_the_last_axis_however_many_there_are(tiny):
+    scores, classes = RNG.standard_normal((4, 3, 5)).astype("f4"), RNG.integers(0, 5, (4, 3))
+    classes[0, 0] = 2
+    flat = scores.reshape(-1, 5)
+    picked = -np.log(np.exp(flat) / np.exp(flat).sum(1, keepdims=True))[
+        np.arange(12), classes.reshape(-1)
+    ]
+    for given, numbers in ((scores, classes), (flat, classes.reshape(-1))):
+        x, y = tiny.Tensor(given), tiny.Tensor(numbers)
+        np.testing.assert_allclose(
+            x.sparse_categorical_crossentropy(y).item(), picked.mean(), rtol=1e-5
+        )
+        total = x.sparse_categorical_crossentropy(y, ignore_index=2, reduction="sum").item()
+        kept = classes.reshape(-1) != 2
+        np.testing.assert_allclose(total, picked[kept].sum(), rtol=1e-5)
+
+
+def test_a_device_is_a_helper_by_its_name(tiny):
+    assert tiny.Tensor.ones(2).device.type == "cpu"
+    assert tiny.Tensor.ones(4).shard(devices(tiny), 0).device.type == "cpu"
+    made = tiny.Tensor.zeros(2, 3, dtype=gt.float64, device="HELPER:1")
+    assert made.dtype is gt.float64 and made.shape == (2, 3)
+    assert tiny.Tensor.zeros((2, 3), device=("helper",)).shape == (2, 3)
+    for device in ("cpu", ["cuda:0"]):
+        with pytest.raises(ValueError, match="there is no device"):
+            tiny.Tensor.zeros(2, device=device)
+    assert tiny.Device["helper:1"] is tiny.Device
+    with pytest.raises(ValueError, match="there is no device 'helper1'"):
+        tiny.Device["helper1"]
+
+
 def test_states_are_found_in_objects_and_loaded(tiny):
     class Net:
         def __init__(self):
