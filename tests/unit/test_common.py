@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
+import socket
 import sys
+import threading
 import types
 
 import numpy as np
 import pytest
 
 from shmgpu import core, errors, messages
-from shmgpu.broker import launch, quotas
+from shmgpu.broker import launch, launch_config, quotas
 from shmgpu.child import gang_calls, memory, plans, results
 from shmgpu.cli import brokers
 from shmgpu.codec import layout
@@ -21,6 +23,7 @@ from shmgpu.codec.dtypes import by_name
 from shmgpu.codec.layout import TreeLayout
 from shmgpu.codec.pytree import encode_values
 from shmgpu.common import devices, module_loader, parsers, progress, wait_policy
+from shmgpu.core import hosting
 from shmgpu.errors import ArenaFull, BadParams, ChildError, ConfigError, LaunchError, NotRunning
 from shmgpu.watch import top
 
@@ -543,3 +546,147 @@ def test_an_array_of_a_result_is_of_the_kind_that_its_caller_has(result, as_torc
     plan = types.SimpleNamespace(result=result, as_torch=as_torch)
     buffer = bytearray(np.arange(8, dtype="u1").tobytes() * 4)
     assert type(results._leaf(buffer, 8, one, plan)).__name__ == kind
+
+
+# ---- asking a broker ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ask", "words"),
+    [
+        (core.ask, "the broker did not answer"),
+        (lambda fd: core.ask_scale(fd, 0, 1), "the broker was not scaled"),
+        (lambda fd: core.ask_pause(fd, 0, True), "the pool was not paused or resumed"),
+        (core.ask_retire, "the broker was not told to end"),
+        (
+            lambda fd: core.join(fd, "program", 0, core.new_descriptor()),
+            "the broker was not joined",
+        ),
+    ],
+)
+def test_who_asks_a_broker_that_has_gone_is_told_so(ask, words):
+    here, there = socket.socketpair()
+    there.close()
+    with here, pytest.raises(errors.ShmError, match=f"^{words}: "):
+        ask(here.fileno())
+
+
+@pytest.fixture
+def library(monkeypatch):
+    """The library, whose functions answer what a test says."""
+
+    class Library:
+        def __getattr__(self, name):
+            return getattr(hosting_library, name)
+
+    hosting_library = hosting.lib
+    made = Library()
+    monkeypatch.setattr(hosting, "lib", made)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "words"),
+    [
+        (core.ETIMEOUT, hosting.NoAnswer, "it does not answer"),
+        (core.ENO_CHILD_SLOT, hosting.NoPlace, "the broker was not joined"),
+        (core.EBROKER_DIED, errors.BrokerDied, "the broker was not joined"),
+    ],
+)
+def test_why_a_broker_was_not_joined_is_told_apart(library, status, kind, words):
+    answers = [core.EINTR, core.EINTR, status]
+    library.shm_join = lambda *_: answers.pop(0)  # signal handlers run between
+    with pytest.raises(kind, match=words) as caught:
+        core.join(5, "program", 0, None)
+    assert type(caught.value) is kind and not answers
+
+
+def test_what_a_broker_answers_is_given(library):
+    def answers(*, before, manifest=None):
+        def answer(*told):
+            places = [one for one in told if not isinstance(one, int)]
+            places[0][0] = before
+            if manifest is not None:
+                places[1][0] = manifest
+            return 0
+
+        return answer
+
+    library.shm_ask = answers(before=3, manifest=9)
+    library.shm_ask_scale = answers(before=2)
+    assert core.ask(5, 1) == (3, 9) and core.ask_scale(5, 1, 4) == 2
+    library.shm_ask_pause = library.shm_ask_retire = lambda *_: 0
+    core.ask_pause(5, 0, True)
+    core.ask_retire(5)
+
+
+@pytest.mark.parametrize(
+    ("status", "arenas", "version", "is_old"),
+    [(0, 1, 1, False), (0, 2, 1, True), (core.ENOT_RUNNING, 2, 1, False)],
+)
+def test_a_helper_maps_what_a_slot_had_until_it_changes_hands(
+    library, status, arenas, version, is_old
+):
+    def stats(child, out):
+        out.arenas = arenas
+        out.parked_limit = 77
+        return status
+
+    library.shm_get_child_stats = stats
+    library.shm_arena_version = lambda child: version
+    assert core.maps_old_arena(0) == is_old
+    assert core.parked_limit(0) == (0 if status else 77)
+
+
+def test_a_thread_that_did_nothing_wrong_has_nothing_to_tell():
+    told = []
+    thread = threading.Thread(target=lambda: told.append(core.error_detail()))
+    thread.start()
+    thread.join()
+    assert told == [""]
+
+
+# ---- what a broker is made of -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "words"),
+    [
+        ({"colour": 1, "art": 2}, TypeError, "a broker has no setting 'art'"),
+        ({"helpers": {}}, ConfigError, r"helpers=\{\} names no pool"),
+        (
+            {"helpers": {str(n): 1 for n in range(core.MAX_POOLS + 1)}},
+            ConfigError,
+            f"has {core.MAX_POOLS + 1} pools: use {core.MAX_POOLS} or fewer",
+        ),
+        ({"arena": 0}, ConfigError, "arena=0 leaves children no memory"),
+    ],
+)
+def test_settings_that_make_no_broker_are_refused(settings, kind, words):
+    with pytest.raises(kind, match=words):
+        launch_config.LaunchConfig(children=1, **{"devices": "cpu", **settings})
+
+
+def test_as_many_pools_as_there_may_be_are_made():
+    pools = {str(n): 1 for n in range(core.MAX_POOLS)}
+    plan = launch_config.LaunchConfig(children=1, helpers=pools, devices="cpu")
+    assert [one.pool for one in plan.setups] == [*pools]
+
+
+def test_torch_that_cannot_be_imported_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(LaunchError, match=r"torch cannot be imported .*: install torch, or dec"):
+        launch_config._import_torch()
+
+
+@pytest.mark.parametrize(
+    ("main", "children", "words"),
+    [
+        ([print, print], 3, "main lists 2 functions, but children=3: omit children"),
+        ([print], 2, "main lists 1 function, but children=2: omit children"),
+    ],
+)
+def test_there_are_as_many_children_as_functions_for_them(main, children, words):
+    with pytest.raises(ConfigError, match=words):
+        launch._mains(main, children)
+    assert launch._mains(main, len(main)) == main == launch._mains(tuple(main), None)
