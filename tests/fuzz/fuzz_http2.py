@@ -42,7 +42,7 @@ def fed(data: bytes, lengths: Iterable[int]) -> dict[int, Any] | None:
         session.progress()
     if session.is_over():
         return None
-    return {stream: call for stream, call in calls.items() if session.has(stream)}
+    return {stream: call for stream, call in calls.items() if session.want(stream) is not False}
 
 
 def note(session: Any, call: Any, told: Any) -> None:

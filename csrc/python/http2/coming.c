@@ -70,7 +70,6 @@ void shmi_free_stream(session_t *session, stream_t *stream) {
   } else {
     session->streams = stream->next;
   }
-  session->stream_count--;
   shmi_raw_total -= stream->raw_end - stream->raw_begin;
   free(stream->raw);
   Py_XDECREF(stream->head);
@@ -106,7 +105,6 @@ int shmi_begin_headers(nghttp2_session *library, const nghttp2_frame *frame, voi
   stream->next = session->streams;
   if (stream->next != NULL) stream->next->before = stream;
   session->streams = stream;
-  session->stream_count++;
   shmi_nghttp2.session_set_stream_user_data(library, stream->id, stream);
   return 0;
 }
@@ -261,7 +259,7 @@ bool shmi_advance(session_t *session, stream_t *stream) {
   return true;
 }
 
-static bool keep_raw(session_t *session, stream_t *stream, const uint8_t *data, size_t length) {
+static bool keep_raw(stream_t *stream, const uint8_t *data, size_t length) {
   if (stream->raw_end + length > stream->raw_room) {
     const size_t held = stream->raw_end - stream->raw_begin;
     if (held + length > stream->raw_room) {
@@ -282,7 +280,6 @@ static bool keep_raw(session_t *session, stream_t *stream, const uint8_t *data, 
   memcpy(stream->raw + stream->raw_end, data, length);
   stream->raw_end += length;
   shmi_raw_total += length;
-  (void)session;
   return true;
 }
 
@@ -306,7 +303,7 @@ int shmi_data(nghttp2_session *library, uint8_t flags, int32_t id, const uint8_t
     data += part;
     length -= part;
   }
-  if (length && !keep_raw(session, stream, data, length)) return failed(session);
+  if (length && !keep_raw(stream, data, length)) return failed(session);
   const bool was_wanted = stream->is_wanted;
   if (!shmi_advance(session, stream)) return failed(session);
   if (was_wanted && !stream->is_wanted && !touch(session, stream)) return failed(session);

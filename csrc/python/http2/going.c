@@ -94,14 +94,13 @@ int shmi_frame_went(nghttp2_session *library, const nghttp2_frame *frame, void *
   return 0;
 }
 
-static bool put(stream_t *stream, PyObject *message) {
+static void put(stream_t *stream, PyObject *message) {
   const size_t size = (size_t)PyBytes_Size(message);
   stream->prefix[0] = 0;
   for (int at = 0; at < 4; at++) stream->prefix[1 + at] = (uint8_t)(size >> (24 - 8 * at));
   stream->sent = 0;
   Py_INCREF(message);
   stream->going = message;
-  return true;
 }
 
 /* Have what the stream has go out: the first time with its head. */

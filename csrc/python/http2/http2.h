@@ -47,7 +47,7 @@ typedef struct stream {
   struct stream *next, *before; /* of the session */
   int32_t id;
   int flags; /* what is to be told next */
-  bool is_touched, is_wanted, has_ended, is_answered, is_streaming, is_finished, has_head_sent;
+  bool is_touched, is_wanted, has_ended, is_answered, is_finished, has_head_sent;
   PyObject *head;    /* a tuple, until it is told */
   PyObject *message; /* bytes that are being filled, or are whole */
   size_t size, filled;
@@ -64,7 +64,6 @@ typedef struct {
   PyObject_HEAD
   nghttp2_session *library;
   stream_t *streams;
-  Py_ssize_t stream_count;
   size_t most_head, most_message;
   /* The head that is being received: one at a time, as HTTP/2 has it. */
   uint8_t *head;

@@ -1,11 +1,7 @@
 /* session -- the type Session: one connection's side of the protocol. See http2.h. */
 #include "python/http2/http2.h"
 
-#include <structmember.h>
-
-#include <stddef.h>
 #include <stdlib.h>
-#include <string.h>
 
 uint8_t shmi_scratch[SCRATCH_BYTES];
 
@@ -119,22 +115,6 @@ static PyObject *session_progress(PyObject *one, PyObject *unused) {
   return told;
 }
 
-/* has(id): whether there is such a stream. */
-static PyObject *session_has(PyObject *one, PyObject *given) {
-  const long id = PyLong_AsLong(given);
-  if (id == -1 && PyErr_Occurred()) return NULL;
-  return PyBool_FromLong(shmi_stream((session_t *)one, (int32_t)id) != NULL);
-}
-
-/* came(id): bytes that have come of a message that is not whole. */
-static PyObject *session_came(PyObject *one, PyObject *given) {
-  const long id = PyLong_AsLong(given);
-  if (id == -1 && PyErr_Occurred()) return NULL;
-  const stream_t *stream = shmi_stream((session_t *)one, (int32_t)id);
-  if (stream == NULL) return PyLong_FromLong(0);
-  return PyLong_FromSize_t(stream->filled + stream->raw_end - stream->raw_begin);
-}
-
 /* leave(is_final): first the client is told to begin no more streams; then those that it began
  * later are ignored. */
 static PyObject *session_leave(PyObject *one, PyObject *is_final) {
@@ -166,15 +146,8 @@ static PyMethodDef methods[] = {
     {"reset", shmi_reset, METH_O, "End a stream at once."},
     {"pull", shmi_pull, METH_O, "Bytes to be sent."},
     {"progress", session_progress, METH_NOARGS, "Streams that have ended, and others."},
-    {"has", session_has, METH_O, "Whether there is such a stream."},
-    {"came", session_came, METH_O, "Bytes of a message that is not whole."},
     {"leave", session_leave, METH_O, "Tell the client that the connection will end."},
     {"is_over", session_is_over, METH_NOARGS, "Whether all was said."},
-    {0},
-};
-
-static PyMemberDef members[] = {
-    {"streams", T_PYSSIZET, offsetof(session_t, stream_count), READONLY, "that are open"},
     {0},
 };
 
@@ -182,7 +155,6 @@ static PyType_Slot slots[] = {
     {Py_tp_new, session_new},
     {Py_tp_dealloc, session_dealloc},
     {Py_tp_methods, methods},
-    {Py_tp_members, members},
     {Py_tp_doc, "One connection's side of HTTP/2."},
     {0, NULL},
 };
