@@ -54,7 +54,8 @@ class Calls(http2_calls.Http2Calls):
         self.log = None
         self.loop = asyncio.get_running_loop()
         self.memory = MessageMemory(most, 0.05)
-        self.parked = 0
+        self.parked = self.under_way = 0
+        self.most = 5
         self._fast_path = types.SimpleNamespace(start=self._start)
         self._handlers = {PATH: (kind, handler)}
         self._token = b""
@@ -209,6 +210,26 @@ def test_messages_that_wait_for_room_are_bounded():
             await asyncio.sleep(0.01)
         frames = await side.frames()
         assert sorted(which for kind, _, which, _ in frames if kind == h2.HEADERS) == [5, 7]
+
+    run(scenario)
+
+
+def test_calls_that_only_begin_are_bounded():
+    async def scenario():
+        calls = Calls(echo)
+        calls.memory.seconds = servers.DEADLINE_S
+        side, other = Side(calls), Side(calls)
+        side.feed(b"".join(h2.head(stream) for stream in (1, 3, 5)))
+        other.feed(b"".join(h2.head(stream) for stream in (1, 3, 5)))
+        assert (await side.frames(), calls.under_way) == ([], 5)
+        assert await other.kinds(5) == [h2.HEADERS, h2.RST_STREAM]
+        other.feed(h2.data(1, h2.message(b"x")))
+        assert await other.kinds(1) == ANSWER
+        other.feed(h2.call(7, b"x"))
+        assert await other.kinds(7) == ANSWER
+        other.feed(h2.reset(3))
+        side.connection.connection_lost(None)
+        assert calls.under_way == 0
 
     run(scenario)
 

@@ -30,6 +30,7 @@ from shmgpu.serve.protocol.types import ProtocolError
 DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAUTHENTICATED = 4, 12, 13, 16
 LEFT = 499  # what is logged of a call whose client did not wait for the answer
 MOST_SENTENCE = 4000  # bytes: clients take heads of 8 KiB
+MOST_CALLS = 10  # times those that may wait or run: whose heads have come, in a worker
 LONGEST_S = 86400.0  # of a deadline that is kept
 STATUSES = {code: status for status, code in CODES.items()}
 UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
@@ -91,6 +92,8 @@ class Http2Calls:
         self.memory = MessageMemory(options.arena, options.receive_timeout)
         self.loop = asyncio.get_running_loop()
         self.inflate = functools.partial(inflate, front)
+        self.most = MOST_CALLS * options.max_queue
+        self.under_way = 0  # calls that are not on the fast path
         self.parked = 0  # bytes of messages that came with their heads, and wait for room
         known = methods(front, self.memory)
         self._fast_path = known.fast_path
@@ -205,7 +208,7 @@ class Http2Call:
             self._end(*told_of(ProtocolError(413, _long_head(calls))))
         elif route.refusal is not None:
             self._end(*route.refusal)
-        elif message is not None and calls.parked > calls.options.arena:
+        elif calls.under_way >= calls.most or (message and calls.parked > calls.options.arena):
             self._end(*told_of(FULL))
         else:
             self._first, self._first_flags = message, flags & WRONG
@@ -213,6 +216,7 @@ class Http2Call:
                 self._parked = len(message)
                 calls.parked += self._parked
             self.keep_time()
+            calls.under_way += 1
             self._task = calls.loop.create_task(self._run())
 
     def keep_time(self) -> None:
@@ -241,6 +245,8 @@ class Http2Call:
             return
         self._log(LEFT)
         self._give_up()
+        if self._task is not None:
+            self._calls.under_way -= 1
         for done in self._when_done:
             done(self)
         self._when_done.clear()
