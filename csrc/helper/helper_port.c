@@ -351,6 +351,7 @@ static int settle_files(void) {
   return SHM_OK;
 }
 
+/* Whether it is one that can be served. */
 static int take_grow(shm_work_t *work) {
   const shmi_frame_t frame = port.grows[port.grow_head++ % QUEUE];
   port.grow_count--;
@@ -363,9 +364,9 @@ static int take_grow(shm_work_t *work) {
   if (address != 0) {
     /* Room for a result is a block like any other: its first word is its length. */
     uint64_t base = shmi_arena_address(frame.slot), capacity = shmi_arena_bytes();
-    if ((address & 7) != 0 || !shmi_range_inside(base, capacity, address, 8)) return -1;
+    if ((address & 7) != 0 || !shmi_range_inside(base, capacity, address, 8)) return 0;
     work->block_bytes = __atomic_load_n((const uint32_t *)(uintptr_t)address, __ATOMIC_RELAXED);
-    if (!shmi_range_inside(base, capacity, address, work->block_bytes)) return -1;
+    if (!shmi_range_inside(base, capacity, address, work->block_bytes)) return 0;
   }
   port.last_take[0] = work->delivery;
   port.taken_count = 1;
@@ -470,8 +471,7 @@ int shm_helper_take(shm_work_t *works, int max, int64_t timeout_ns) {
   }
   for (;;) {
     if (grow_is_next()) {
-      int got = take_grow(works);
-      if (got == 1) return 1;
+      if (take_grow(works)) return 1;
       shm_helper_finish(works[0].delivery, SHM_EBAD_PARAMS, 0);
       continue;
     }

@@ -1,6 +1,7 @@
 /* Collectives of real helpers: what each member gets, held against what it should. */
 #include "broker.h"
 
+#include "base/error_detail.h"
 #include "ipc/frame.h"
 
 enum { HELPERS = 4, ROUNDS = HARNESS_SANITIZED ? 60 : 1500 };
@@ -534,6 +535,101 @@ static int refusals(int child) {
 TEST(what_makes_no_sense_is_refused_in_a_sentence) {
   open_gangs(1, 65536);
   launch_well(refusals);
+}
+
+static void refused(int status, const char *says) {
+  CHECK_EQ(status, SHM_EBAD_GANG);
+  if (strstr(shm_error_detail(), says) == NULL)
+    harness_fail(__FILE__, __LINE__, "\"%s\" does not say \"%s\"", shm_error_detail(), says);
+  shmi_error_detail_set("%s", "");
+}
+
+/* What a function asks for at a time that is none for it: alone, or when its gang has committed. */
+static void fn_out_of_turn(void *params) {
+  task_t *task = params;
+  int value = 5, got = 0, size = shm_gang_size();
+  shm_collective_t sum = {.id = 1, .kind = SHM_ALL_REDUCE, .dtype = SHM_INT32, .counts = {1, 1}};
+  const char *says = "no call on several helpers runs here";
+  if (size > 0) {
+    says = "the call has committed: collectives come before that";
+    CHECK(shm_gang_epoch() != 0);
+    CHECK_EQ(shm_gang_commit(), SHM_OK);
+  } else {
+    CHECK_EQ(shm_gang_rank(), SHM_EBAD_GANG);
+    CHECK_EQ(size, SHM_EBAD_GANG);
+    CHECK_EQ(shm_gang_epoch(), 0);
+  }
+  refused(shm_gang_collective(&sum, &value, &got), says);
+  refused(shm_gang_start(&sum, &value, &got), says);
+  refused(shm_gang_commit(), says);
+  refused(shm_gang_abort(), says);
+  task->came[size > 0 ? shm_gang_rank() : 0] = 1;
+}
+
+/* One starts more than it may, and waits for what it has not started. */
+static void fn_starts_many(void *params) {
+  task_t *task = params;
+  int value = 5, got = 0, handle, count = 0;
+  shm_collective_t own = {.kind = SHM_ALL_REDUCE, .dtype = SHM_INT32, .counts = {1}, .size = 1};
+  own.group[0] = (uint8_t)shm_gang_rank();
+  for (own.id = 1; (handle = shm_gang_start(&own, &value, &got)) >= 0; own.id++) {
+    CHECK_EQ(handle, count++);
+  }
+  refused(handle, "64 collectives are started and not waited for: wait for one");
+  CHECK_EQ(count, 64);
+  refused(shm_gang_wait(-1, own.id), "waits for one that was not started");
+  refused(shm_gang_wait(64, own.id), "waits for one that was not started");
+  CHECK_EQ(shm_gang_wait(63, own.id), SHM_OK);
+  CHECK_EQ(got, 5);
+  refused(shm_gang_wait(63, own.id + 1), "waits for one that was not started");
+  own.id++;
+  CHECK_EQ(shm_gang_start(&own, &value, &got), 63);
+  task->came[shm_gang_rank()] = 1;
+}
+
+/* Numbers rise, from 1 to 65535. */
+static void fn_numbers(void *params) {
+  task_t *task = params;
+  int value = 5, got = 0;
+  shm_collective_t own = {.kind = SHM_ALL_REDUCE, .dtype = SHM_INT32, .counts = {1}, .size = 1};
+  own.group[0] = (uint8_t)shm_gang_rank();
+  static const struct {
+    uint32_t id;
+    const char *says;
+  } rows[] = {{0, "from 1 to 65535"}, {65536, "from 1 to 65535"}, {1, NULL}, {1, "must rise"},
+              {7, NULL}, {6, "must rise"}, {7, "must rise"}, {65535, NULL}, {65535, "must rise"}};
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    own.id = rows[i].id;
+    int status = shm_gang_collective(&own, &value, &got);
+    if (rows[i].says == NULL) CHECK_EQ(status, SHM_OK);
+    else refused(status, rows[i].says);
+  }
+  task->came[shm_gang_rank()] = 1;
+}
+
+static int out_of_turn(int child) {
+  (void)child;
+  task_t *task = plain_task(SHM_BARRIER, 0x3, 0, 1);
+  CHECK_EQ(call(fn_out_of_turn, task), SHM_OK);
+  CHECK_EQ(task->came[0], 1);
+  static const shm_func_t functions[] = {fn_out_of_turn, fn_starts_many, fn_numbers};
+  for (int i = 0; i < 3; i++) {
+    asked = functions[i];
+    task->came[0] = task->came[1] = 0;
+    CHECK_EQ(ask(task, 0x3), SHM_OK);
+    CHECK_EQ(task->came[0] & task->came[1], 1);
+  }
+  asked = take_part;
+  expect_gangs_work(0x3); /* nothing of it is left */
+  return 0;
+}
+
+TEST(what_comes_out_of_turn_is_refused_in_a_sentence) {
+  open_gangs(1, 65536);
+  CHECK_EQ(shm_register(fn_out_of_turn, "out_of_turn", sizeof(task_t)), SHM_OK);
+  CHECK_EQ(shm_register(fn_starts_many, "starts_many", sizeof(task_t)), SHM_OK);
+  CHECK_EQ(shm_register(fn_numbers, "numbers", sizeof(task_t)), SHM_OK);
+  launch_well(out_of_turn);
 }
 
 static int without_scratch(int child) {
