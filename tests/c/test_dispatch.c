@@ -1,6 +1,10 @@
 /* The dispatcher between children and helpers that are played here, turn by turn. */
 #include "peers.h"
 
+#include <sys/wait.h>
+
+#include "broker/poll_set.h"
+
 /* ---- numbers of deliveries ---- */
 
 /* All helpers and children do what they can, but for the frames that `spared` names. */
@@ -123,6 +127,9 @@ TEST_WITHIN(a_call_that_thousands_of_calls_overtake_keeps_its_number_too, 20) {
   close_peers();
 }
 
+static void fn_limited(void *params) { *(int *)params = 4; }
+static void fn_drops(void *params) { *(int *)params = 5; }
+
 TEST(a_reply_to_a_number_that_was_not_given_is_nobodys) {
   open_peers(2, 1, 1);
   child_calls(0);
@@ -146,6 +153,124 @@ TEST(a_reply_to_a_number_that_was_not_given_is_nobodys) {
   CHECK_EQ(child_reads(0), 1);
   CHECK_EQ(shmi_scoreboard()->broker->dropped, 1 + sizeof lies / sizeof *lies);
   close_peers();
+}
+
+TEST(a_child_is_ended_for_its_16th_frame_that_makes_no_sense) {
+  open_peers(2, 1, 1);
+  shmi_frame_t wrong = call_of(fn_plain);
+  wrong.priority = SHMI_PRIORITIES;
+  for (int i = 1; i <= 15; i++) {
+    child_sends(0, wrong);
+    CHECK_EQ(turn() & SHMI_TURN_OFFENDED, 0);
+    CHECK_EQ(shmi_dispatch_child_state(d, 0), SHMI_PEER_UP);
+    CHECK_EQ(shmi_scoreboard()->child_stats[0].protocol_errors, i);
+  }
+  child_calls(1);
+  child_sends(0, wrong);
+  CHECK(turn() & SHMI_TURN_OFFENDED);
+  CHECK_EQ(shmi_dispatch_child_state(d, 0), SHMI_PEER_OFFENDED);
+  CHECK_EQ(shmi_dispatch_child_state(d, 1), SHMI_PEER_UP);
+  CHECK_EQ(shmi_scoreboard()->broker->protocol_errors, 16);
+  CHECK_EQ(child_reads(0), 0);
+  everybody_works(2, 1, NULL);
+  CHECK_EQ(kids[1].answered, 1);
+  close_peers();
+}
+
+TEST(a_call_beyond_the_window_is_an_error_and_none_that_is_within) {
+  peer_window = 3;
+  open_peers(1, 1, 1);
+  for (int i = 0; i < 3; i++) child_calls(0);
+  turn();
+  CHECK_EQ(shmi_scoreboard()->child_stats[0].protocol_errors, 0);
+  child_calls(0);
+  turn();
+  CHECK_EQ(shmi_scoreboard()->child_stats[0].protocol_errors, 1);
+  everybody_works(1, 1, NULL);
+  CHECK_EQ(kids[0].answered, 3);
+  close_peers();
+}
+
+/* One call may wait: the second that has to is refused, or takes the place of the first. */
+TEST(of_a_function_with_a_limit_so_many_calls_wait_and_no_more) {
+  peer_credit[0] = 1;
+  open_peers(1, 1, 1);
+  for (int drops = 0; drops < 2; drops++) {
+    shm_function_config_t limited = {.name = "limited", .func = drops ? fn_drops : fn_limited,
+                                     .max_queue = 1, .flags = drops ? SHM_FUNCTION_DROPS_OLDEST : 0};
+    const shmi_function_t *row;
+    CHECK_EQ(shmi_function_table_add(&limited, &row), SHM_OK);
+    child_sends(0, call_of(limited.func)); /* goes to the helper */
+    child_sends(0, call_of(limited.func)); /* waits */
+    turn();
+    CHECK_EQ(helper_reads(0), 1);
+    CHECK_EQ(child_reads(0), 0);
+    uint64_t first = kids[0].sent - 1;
+    child_sends(0, call_of(limited.func));
+    turn();
+    CHECK_EQ(child_reads(0), 1);
+    CHECK_EQ(shmi_status_from_wire(kids[0].last.status), SHM_EQUEUE_FULL);
+    CHECK_EQ(kids[0].last.sequence, drops ? first + 1 : first + 2);
+    CHECK_EQ(shmi_scoreboard()->broker->refused, 1 + drops);
+    everybody_works(1, 1, NULL);
+    CHECK_EQ(kids[0].answered, 3 * (drops + 1));
+  }
+  expect_all_ended();
+  close_peers();
+}
+
+TEST(a_pipe_whose_other_end_is_closed_is_closed_here_too) {
+  open_peers(2, 2, 1);
+  int fds = harness_open_fds();
+  shmi_descriptor_close(&hands[0].up_fd);
+  turn();
+  CHECK_EQ(harness_open_fds(), fds - 2);
+  CHECK_EQ(shmi_dispatch_helper_state(d, 0), SHMI_PEER_UP); /* its pidfd tells the rest */
+  shmi_descriptor_close(&kids[0].request_fd);
+  CHECK(turn() & SHMI_TURN_LEFT);
+  CHECK_EQ(harness_open_fds(), fds - 4);
+  CHECK_EQ(shmi_dispatch_child_state(d, 0), SHMI_PEER_LEFT);
+  child_calls(1);
+  turn();
+  CHECK_EQ(helper_reads(0) + helper_reads(1), 1);
+  close_peers();
+}
+
+TEST(a_wait_without_a_limit_ends_when_something_comes) {
+  shmi_poll_set_t set;
+  struct epoll_event events[2];
+  int ends[2], capacity;
+  CHECK_EQ(shmi_poll_set_open(&set), SHM_OK);
+  CHECK_EQ(shmi_pipe_make(ends, 3, &capacity), SHM_OK);
+  CHECK_EQ(shmi_poll_set_add(&set, ends[0], SHMI_POLL_READABLE, 5, 7), SHM_OK);
+  for (int is_coarse = 0; is_coarse < 2; is_coarse++) {
+    set.coarse_waits = is_coarse; /* as where the kernel has no waits in nanoseconds */
+    CHECK_EQ(shmi_poll_set_wait(&set, events, 2, 0, NULL), 0);
+    int64_t begun = harness_now_ns();
+    CHECK_EQ(shmi_poll_set_wait(&set, events, 2, 2500000, NULL), 0);
+    CHECK(harness_now_ns() - begun >= 2500000); /* not a little less */
+    pid_t pid = fork();
+    if (pid == 0) {
+      harness_sleep_ms(5);
+      shmi_frame_t frame = {.kind = SHMI_FRAME_GONE};
+      _exit(shmi_pipe_write(ends[1], &frame, 1) == 1 ? 0 : 1);
+    }
+    CHECK_EQ(shmi_poll_set_wait(&set, events, 2, -1, NULL), 1);
+    CHECK_EQ(shmi_poll_kind(&events[0]), 5);
+    CHECK_EQ(shmi_poll_index(&events[0]), 7);
+    CHECK_EQ(shmi_poll_at_end(&events[0]), 0);
+    shmi_frame_t frame;
+    CHECK_EQ(shmi_pipe_read(ends[0], &frame, 1), 1);
+    int status;
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    CHECK_EQ(status, 0);
+  }
+  shmi_descriptor_close(&ends[1]);
+  CHECK_EQ(shmi_poll_set_wait(&set, events, 2, -1, NULL), 1);
+  CHECK(shmi_poll_at_end(&events[0]));
+  shmi_poll_set_remove_and_close(&set, &ends[0]);
+  CHECK_EQ(ends[0], -1);
+  shmi_poll_set_close(&set);
 }
 
 TEST(a_helper_that_writes_without_end_gets_its_share_of_a_turn) {
