@@ -196,6 +196,43 @@ def test_no_more_is_pulled_at_once_than_was_asked_for():
     assert len(sizes) >= 3 and max(sizes) < 50_000 + 16384 + 9
 
 
+def test_large_messages_go_out_as_they_are_in_turn_with_small_ones():
+    """Whatever is pulled at once: each goes on where it stopped."""
+    side = Side(s4=1 << 20)
+    side.feed(h2.window(0, 1 << 24) + b"".join(h2.call(one, b"") for one in (1, 3, 5, 7)))
+    chance = random.Random(3)
+    answers = {one: chance.randbytes(size) for one, size in ((1, 300_000), (3, 10), (5, 32_768))}
+    for one, message in answers.items():
+        assert side.session.answer(one, message)
+    assert side.session.send(7, bytes(100_000))
+    data = b""
+    while piece := side.session.pull(chance.choice([1, 5000, 40_000])):
+        assert len(piece) < 40_000 + 2 * (16384 + 9)
+        data += piece
+    found = dict.fromkeys((1, 3, 5, 7), b"")
+    for kind, _, stream, payload in h2.frames(data):
+        if kind == h2.DATA:
+            found[stream] += payload
+    for one, message in answers.items():
+        assert found[one] == h2.message(message)
+    assert found[7] == h2.message(bytes(100_000))
+    assert sorted(side.session.progress()) == [-5, -3, -1, 7]
+    assert side.session.send(7, bytes(50_000)) and side.session.end(7, None)
+    assert sum(len(one[3]) for one in side.sent() if one[0] == h2.DATA) == 50_005
+
+
+def test_a_client_that_leaves_amid_a_large_message_gets_no_more_of_it():
+    side = Side(s4=1 << 20)
+    side.feed(h2.window(0, 1 << 20) + h2.call(1, b"") + h2.call(3, b""))
+    side.session.answer(1, bytes(500_000))
+    assert len(side.session.pull(1000)) > 1000
+    side.feed(h2.reset(1))
+    side.session.answer(3, b"x" * 40_000)
+    data = b"".join(one[3] for one in side.sent() if one[0] == h2.DATA and one[2] == 3)
+    assert data == h2.message(b"x" * 40_000)
+    assert side.session.progress() == [-1, -3]
+
+
 def test_a_client_that_leaves_is_told_once_and_never_where_nobody_knew_it():
     side = Side()
     side.feed(h2.call(1, b"a"))
