@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import types
 
 import pytest
 
 from shmgpu import core
-from shmgpu.broker import exit_reports, launch_config, role_host
+from shmgpu.broker import exit_reports, launch, launch_config, role_host
 from shmgpu.child import runtime
-from shmgpu.errors import ConfigError, LaunchError
+from shmgpu.errors import ChildError, ConfigError, LaunchError, SessionError
 
 
 @pytest.fixture
@@ -130,6 +131,48 @@ def test_a_broker_in_a_broker_is_refused(monkeypatch, role, current, forked, whe
         launch_config.refuse_nested("init()")
 
 
+# ---- how it ended -------------------------------------------------------------------------------
+
+
+class Ended:
+    """A host whose broker has ended."""
+
+    def __init__(self, failures=(), error=None):
+        self.error, self.failures, self.helper_failed = error, list(failures), -1
+        none = types.SimpleNamespace(read=lambda index: None)
+        self.child_reports = self.helper_reports = none
+        self.last_words = {2: "frames"}
+        self.plan = types.SimpleNamespace(helpers=1)
+
+
+@pytest.mark.parametrize(
+    ("status", "number", "kind", "words"),
+    [
+        (core.ESIGNALLED, signal.SIGINT, KeyboardInterrupt, None),
+        (core.ESIGNALLED, signal.SIGTERM, SystemExit, "143"),
+        (core.ECHILD_FAILED, 0, ChildError, "child 2 failed: "),
+        (core.ESESSION, 0, SessionError, None),
+        (core.EBAD_CONFIG, 0, ConfigError, None),
+        (core.ENO_MEMORY, 0, LaunchError, None),
+        (core.EBROKER_DIED, 0, LaunchError, None),
+    ],
+)
+def test_an_end_that_was_not_a_good_one_is_raised(monkeypatch, status, number, kind, words):
+    monkeypatch.setattr(core, "stop_signal", lambda: number)
+    host = Ended([(2, signal.SIGKILL + 128), (3, 1)])
+    with pytest.raises(kind, match=words) as caught:
+        launch.raise_outcome(host, status)
+    if kind is ChildError:
+        assert (caught.value.rank, caught.value.traceback_text) == (2, "frames")
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_a_good_end_raises_only_what_was_raised_meanwhile(status):
+    launch.raise_outcome(Ended(), status)
+    with pytest.raises(ZeroDivisionError):
+        launch.raise_outcome(Ended(error=ZeroDivisionError()), status)
+
+
 # ---- roles ---------------------------------------------------------------------------------------
 
 
@@ -163,7 +206,7 @@ def test_a_process_is_made_ready_once_for_all_its_forks_and_is_then_as_it_was(
 @pytest.mark.parametrize("kept", [None, 0, 2, 4])
 def test_a_role_keeps_its_own_file_and_no_others(kept):
     one = exit_reports.MemoryFiles("role", 2)
-    between = os.dup(0)  # theirs are not consecutive
+    between = os.open(os.devnull, os.O_RDONLY)  # theirs are not consecutive
     more = exit_reports.MemoryFiles("role", 3)
     one._descriptors += more._descriptors
     descriptors = list(one._descriptors)
