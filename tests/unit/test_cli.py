@@ -102,6 +102,19 @@ def test_a_summary_tells_how_busy_helpers_were_and_how_long_calls_took():
     assert use.failed == 1
 
 
+def test_a_summary_begins_with_its_first_event():
+    made = summary.summarise(
+        [
+            {"ph": "M", "name": "process_name"},
+            {"ph": "X", "pid": 0, "ts": 1000.0, "dur": 50.0},
+            {"ph": "X", "pid": 0, "ts": 1040.0, "dur": 60.0},
+            {"ph": "C", "ts": 9000.0},
+        ]
+    )
+    assert made.span_us == 100.0
+    assert summary.summarise([]).span_us == 0.0
+
+
 def test_a_batch_is_one_run_of_several_calls():
     batch = [record(number, number, 0, 64, 64, 640, batch=3) for number in range(3)]
     made = summary.summarise(events([*batch, record(3, 3, 0, 640, 640, 1280)]))

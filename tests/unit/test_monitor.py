@@ -13,7 +13,7 @@ import pytest
 from shmgpu import core
 from shmgpu.cli import main as cli
 from shmgpu.errors import NotRunning, ShmError
-from shmgpu.watch import monitor, tables, top, trace
+from shmgpu.watch import exposition, monitor, server_counters, tables, top, trace
 
 SEALED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
@@ -334,3 +334,63 @@ def test_calls_a_run_are_the_mean_over_runs():
 @pytest.mark.parametrize(("state", "name"), [(0, "a"), (1, "b"), (2, "2"), (-1, "-1")])
 def test_a_state_that_has_no_name_is_a_number(state, name):
     assert monitor._name(("a", "b"), state) == name
+
+
+# ---- what is scraped, and what is told of models ---------------------------------------------
+
+
+def test_functions_are_scraped_in_seconds():
+    sample = {
+        "functions": [
+            {
+                "name": "f",
+                "calls_per_s": 12.5,
+                "queued_p50_us": 3.0,
+                "queued_p99_us": 2_500_000.0,
+                "service_p50_us": None,
+                "service_p99_us": None,
+            }
+        ]
+    }
+    found = {
+        (one.name, *sorted(one.labels.items())): one.value
+        for family in exposition.SampleMetrics(sample)._of_functions()
+        for one in family.samples
+    }
+    name = ("function", "f")
+    assert found == {
+        ("shmgpu_function_calls_per_second", name): 12.5,
+        ("shmgpu_function_queued_seconds", name, ("quantile", "0.5")): 3e-6,
+        ("shmgpu_function_queued_seconds", name, ("quantile", "0.99")): 2.5,
+    }  # and nothing of calls of which none has run
+
+
+COUNTED = {
+    "success_count": 10, "inference_count": 20, "fail_count": 2, "exec_count": 4,
+    "exec_requests": 8, "success_ns": 10_000_000, "call_ns": 80_000_000, "input_ns": 1_000_000,
+    "infer_ns": 12_000_000, "output_ns": 3_000_000, "pending_0": 3, "pending_1": 4,
+}  # fmt: skip
+
+
+def test_a_model_is_told_of_since_the_last_look():
+    (row,) = server_counters.show({"m": COUNTED}, {}, 2.0)
+    assert row == {
+        "model": "m", "requests_per_s": 5, "inferences_per_s": 10, "failed_per_s": 1,
+        "runs_per_s": 2, "requests": 10, "failed": 2, "pending": 7, "requests_per_run": 2,
+        "request_us": 1000, "queue_us": 8000, "compute_us": 2000,
+    }  # fmt: skip
+    half = {name: value // 2 for name, value in COUNTED.items()}
+    (later,) = server_counters.show({"m": COUNTED}, {"m": half}, 1.0)
+    assert (later["requests_per_s"], later["requests"], later["pending"]) == (5, 10, 7)
+    assert (later["request_us"], later["compute_us"]) == (1000, 2000)
+
+
+def test_of_a_model_without_requests_no_time_is_told():
+    (row,) = server_counters.show({"m": COUNTED}, {"m": COUNTED}, 2.0)
+    assert {name for name, value in row.items() if value is None} == {
+        "requests_per_run", "request_us", "queue_us", "compute_us",
+    }  # fmt: skip
+    less = {name: value - 1 for name, value in COUNTED.items()}  # read in the midst of counting
+    (row,) = server_counters.show({"m": less}, {"m": COUNTED}, 2.0)
+    assert row["requests_per_s"] == 0 and row["requests"] == 9
+    assert server_counters.show({}, {"m": COUNTED}, 2.0) == []
