@@ -14,6 +14,7 @@ import torch
 from tensors.against_torch import agree, same
 
 import shmgpu as gt
+from shmgpu.errors import RemoteError
 from shmgpu.nn import functional as F
 
 pytestmark = pytest.mark.operations
@@ -319,6 +320,14 @@ def test_borders_that_the_elements_do_not_suffice_for_are_refused(engine):
         F.interpolate(gt.ones(1, 1, 8).long(), 4, mode="linear")
     with pytest.raises(ValueError, match="divisor_override=0 divides by 0"):
         F.avg_pool2d(gt.ones(1, 1, 8, 8), 2, divisor_override=0)
+
+
+@pytest.mark.parametrize("wrong", [-0.5, 1.5, float("nan")])
+def test_the_cross_entropy_of_what_is_no_probability_is_refused(engine, wrong):
+    target = gt.tensor([1.0, 1.0, 0.0])
+    assert gt.nn.binary_cross_entropy(gt.tensor([0.0, 1.0, 0.5]), target).item() > 30
+    with pytest.raises(RemoteError, match="must be probabilities, 0 to 1|between 0 and 1"):
+        gt.nn.binary_cross_entropy(gt.tensor([0.5, wrong, 0.5]), target).item()
 
 
 def test_a_row_of_an_embedding_that_is_padding_gets_no_gradient(engine):

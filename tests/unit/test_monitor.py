@@ -13,7 +13,7 @@ import pytest
 from shmgpu import core
 from shmgpu.cli import main as cli
 from shmgpu.errors import NotRunning, ShmError
-from shmgpu.watch import exposition, monitor, server_counters, tables, top, trace
+from shmgpu.watch import monitor, server_counters, tables, top, trace
 
 SEALED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
@@ -340,6 +340,9 @@ def test_a_state_that_has_no_name_is_a_number(state, name):
 
 
 def test_functions_are_scraped_in_seconds():
+    pytest.importorskip("prometheus_client")
+    from shmgpu.watch import exposition
+
     sample = {
         "functions": [
             {

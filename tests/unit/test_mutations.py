@@ -149,6 +149,22 @@ def test_a_round_bound_that_is_a_bit_higher_and_a_time_are_nobodys_matter(old, n
     assert not mutations.why_nobody_measures("arithmetic", old, new)
 
 
+@pytest.mark.parametrize(
+    ("line", "is_measured"),
+    [
+        ("SHMI_FAULT(AFTER_READ);", False),
+        ("if (got > 0) SHMI_FAULT(AFTER_READ);", False),
+        ("SHMI_FAULT_ROLE(SHM_ROLE_PARENT, 0, 1);", False),
+        ("if (got > 0) { SHMI_FAULT(AFTER_READ); got = 0; }", True),
+        ("got = 0; SHMI_FAULT(AFTER_READ);", True),
+        ("if (got > 0) return 1;", True),
+    ],
+)
+def test_where_tests_have_a_fault_strike_is_nobodys_matter(line, is_measured):
+    for what in ("constant", "operator", "statement left out"):
+        assert (not mutations.why_nobody_measures(what, line, ";")) == is_measured
+
+
 def test_where_in_a_table_something_lies_is_nobodys_matter():
     line = "mixed = (mixed * 0x9E3779B97F4A7C15u) {} 40;"
     assert mutations.why_nobody_measures("operator", line.format(">>"), line.format("<<"))
