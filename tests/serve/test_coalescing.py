@@ -1,4 +1,4 @@
-"""Requests that go as one message: what becomes of it when their clients leave."""
+"""Requests that go as one message: which do, and what becomes of it when their clients leave."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import types
 
 import pytest
 
+from shmgpu.serve.frontend import coalescing
 from shmgpu.serve.frontend.coalescing import Coalescer
 
 
@@ -55,3 +56,39 @@ def test_who_leaves_before_the_message_is_sent_cancels_no_call():
     one._left(0)
     one._left(1)
     assert one.gone == 2 and one._calls.port.calls == []
+
+
+def alike(rows=1, most=8, nbytes=64, shape=None, for_model=(), regions=False, delay=0):
+    """A prepared request of one input of so many bytes, of a model that takes so many rows."""
+    spec = types.SimpleNamespace(shape=(rows, 2) if shape is None else shape)
+    return types.SimpleNamespace(
+        served=types.SimpleNamespace(batch_max_rows=most, description={"max_delay_ms": delay}),
+        template=types.SimpleNamespace(
+            rows=rows, request=types.SimpleNamespace(for_model=for_model), uses_regions=regions
+        ),
+        plan=types.SimpleNamespace(hint=types.SimpleNamespace(specs=[spec], nbytes=0)),
+        inputs=[(0, nbytes)],
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "count"),
+    [
+        ({"most": 0}, 0),
+        ({"most": 1}, 0),  # one by itself goes by itself
+        ({"most": 2}, 2),
+        ({"most": 7, "rows": 3}, 2),
+        ({"most": 5, "rows": 3}, 0),
+        ({"most": 1 << 20}, coalescing.MOST_TOGETHER),
+        ({"nbytes": coalescing.MOST_BYTES // 2}, 2),
+        ({"nbytes": coalescing.MOST_BYTES // 2 + 1}, 0),
+        ({"nbytes": 0}, 8),
+        ({"shape": ()}, 0),
+        ({"shape": (2, 2)}, 0),
+        ({"for_model": ("x",)}, 0),
+        ({"regions": True}, 0),
+        ({"delay": 1}, 0),
+    ],
+)
+def test_requests_go_together_as_far_as_their_model_and_a_message_take_them(said, count):
+    assert coalescing.requests_together(alike(**said)) == count

@@ -15,7 +15,7 @@ import pytest
 
 from shmgpu import core, errors, messages
 from shmgpu.broker import launch, launch_config, quotas
-from shmgpu.child import gang_calls, memory, plans, results
+from shmgpu.child import arguments, gang_calls, memory, plans, results
 from shmgpu.cli import brokers
 from shmgpu.codec import layout
 from shmgpu.codec.arrays import ArraySpec
@@ -487,6 +487,33 @@ def test_an_arena_that_would_be_large_enough_is_named(size, capacity, wanted):
     arena = types.SimpleNamespace(made_larger_by="arena={size}")
     said = memory.Arena._way_to_more(arena, size, capacity)
     assert said == f"have a larger arena: arena={wanted}"
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "is_there"),
+    [
+        (0, 64, True),
+        (16, 64, True),
+        (32, 64, True),
+        (33, 64, False),
+        (32, 63, False),
+        (-1, 64, False),
+    ],
+)
+def test_an_output_that_lies_in_the_arena_is_written_where_it_lies(begin, end, is_there):
+    """To the last byte of the arena; any other is copied to when the result is there."""
+    pages = np.zeros(96, "u1")
+    made = object.__new__(arguments.Arguments)
+    made._base = pages.ctypes.data + 16
+    made._end = made._base + end
+    made.arena = types.SimpleNamespace(allocate=lambda size: ("buffer", 4096))
+    out, outputs = pages[16 + begin :][:32], []
+    call = types.SimpleNamespace(
+        signature=1, plan=types.SimpleNamespace(signature=1), out=out, output_bytes=40
+    )
+    call.set_output = lambda size, buffer, address: outputs.append((size, address))
+    made.allocate_output(call)
+    assert outputs == [(32, out.ctypes.data) if is_there else (40, 4096)]
 
 
 def call_with(data):
