@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from shmgpu import array_api as xp
 from shmgpu import nn, optim
 from shmgpu.nn import functional as F
 from shmgpu.nn import losses
+from shmgpu.tensors import walks
 
 pytestmark = pytest.mark.usefixtures("running")
 
@@ -226,3 +229,34 @@ def test_names_of_the_modules_are_those_that_they_give():
 
     assert dir(rnn) == sorted(rnn.__all__)
     assert set(dir(gts)) == set(dir(nn))
+
+
+@pytest.mark.parametrize("name", ["argmax", "argmin"])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
+def test_the_place_in_all_of_a_tensor_keeps_its_axes_where_that_is_asked_for(name, shape):
+    array = np.arange(6.0)[: int(np.prod(shape, initial=1))].reshape(shape) % 4
+    found = getattr(gt, name)(gt.tensor(array), keepdim=True)
+    assert found.shape == (1,) * len(shape)
+    assert found.item() == getattr(np, name)(array) == getattr(gt, name)(gt.tensor(array)).item()
+
+
+class Drawn:
+    """A node of a program that is drafted."""
+
+    def __init__(self, saves, *inputs, leaf=None, needs_grad=True, is_released=False):
+        self.op, self.inputs, self.leaf = types.SimpleNamespace(saves=saves), inputs, leaf
+        self.needs_grad, self.is_released = needs_grad, is_released
+
+
+def test_what_a_backward_will_need_of_a_program_is_kept():
+    leaf = Drawn("", leaf="a parameter")
+    by_input, by_output = Drawn("i", leaf), Drawn("o", leaf)
+    neither, both = Drawn("", by_input, by_output), Drawn("io", by_output)
+    gone = Drawn("io", leaf, is_released=True)
+    end = Drawn("", neither, both, gone, Drawn("io", needs_grad=False))
+    draft = types.SimpleNamespace(
+        open_ends=[end], order=[by_input, by_output, neither, both, gone, end]
+    )
+    alive, saved = walks.graph_alive(draft)
+    assert alive == {end, neither, both, by_input, by_output}
+    assert saved == {by_output, both}  # the leaf was there before
