@@ -291,6 +291,32 @@ def test_a_flood_ends_its_connection(kind):
     assert not is_sound or side.session.is_over()
 
 
+def test_a_client_that_takes_nothing_causes_only_so_many_frames():
+    """Streams beyond those allowed are refused one by one, until the client knows how many are."""
+    session = native.Session(10, MOST_HEAD, MOST_MESSAGE)
+    flood = h2.hello() + b"".join(h2.head(stream) for stream in range(1, 40_000, 2))
+    pieces = [flood[at : at + 65536] for at in range(0, len(flood), 65536)]
+    for number, piece in enumerate(pieces):
+        native.scratch[: len(piece)] = piece
+        if session.feed(len(piece)) is None:
+            break
+    assert number < len(pieces) - 1
+    assert len(list(h2.frames(session.pull(1 << 30)))) < 11_000
+
+
+def test_a_head_that_is_none_costs_its_stream_and_not_those_that_go_on():
+    side = Side()
+    side.feed(h2.head(1))
+    side.session.want(1)
+    side.feed(h2.head(3, True, UPPER="x"))  # no field has such a name
+    assert [one[2] for one in side.sent() if one[0] == h2.RST_STREAM] == [3]
+    payload = bytes(200_000)
+    whole = h2.data(1, h2.message(payload))
+    for at in range(0, len(whole), 40_000):
+        assert side.feed(whole[at : at + 40_000]) and side.goodbye() is None
+    assert side.told[-1][3] == payload
+
+
 def test_what_is_no_http2_is_no_connection():
     session = native.Session(10, MOST_HEAD, MOST_MESSAGE)
     text = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"

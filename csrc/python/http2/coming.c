@@ -82,6 +82,7 @@ void shmi_free_stream(session_t *session, stream_t *stream) {
 int shmi_stream_closed(nghttp2_session *library, int32_t id, uint32_t code, void *user) {
   (void)code;
   session_t *session = user;
+  if (session->in_head == id) session->in_head = 0; /* it was none: the stream was reset for that */
   stream_t *stream = shmi_nghttp2.session_get_stream_user_data(library, id);
   if (stream == NULL) return 0;
   const bool is_known = (stream->flags & OPENED) == 0; /* what was never told is not missed */
@@ -94,7 +95,7 @@ int shmi_stream_closed(nghttp2_session *library, int32_t id, uint32_t code, void
 
 int shmi_begin_headers(nghttp2_session *library, const nghttp2_frame *frame, void *user) {
   session_t *session = user;
-  session->is_in_head = true;
+  session->in_head = frame->hd.stream_id;
   session->in_head_bytes = 0;
   session->head_length = session->head_counted = 0;
   if (frame->hd.type != FRAME_HEADERS || frame->headers.cat != CATEGORY_REQUEST) return 0;
@@ -339,7 +340,7 @@ int shmi_frame_came(nghttp2_session *library, const nghttp2_frame *frame, void *
   session_t *session = user;
   if (frame->hd.type == FRAME_RST_STREAM) shmi_count_reset(session);
   if (frame->hd.type != FRAME_DATA && frame->hd.type != FRAME_HEADERS) return 0;
-  if (frame->hd.type == FRAME_HEADERS) session->is_in_head = false;
+  if (frame->hd.type == FRAME_HEADERS) session->in_head = 0;
   stream_t *stream = shmi_nghttp2.session_get_stream_user_data(library, frame->hd.stream_id);
   if (stream == NULL) return 0;
   if (frame->hd.type == FRAME_HEADERS && frame->headers.cat == CATEGORY_REQUEST) {

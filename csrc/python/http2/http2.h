@@ -64,11 +64,11 @@ typedef struct {
   PyObject_HEAD
   nghttp2_session *library;
   stream_t *streams;
-  size_t most_head, most_message;
+  size_t most_head, most_message, most_unsent; /* of frames, besides data */
   /* The head that is being received: one at a time, as HTTP/2 has it. */
   uint8_t *head;
   size_t head_length, head_room, head_counted;
-  bool is_in_head;
+  int32_t in_head;      /* of this stream; 0: there is none */
   size_t in_head_bytes; /* that came since it began */
   PyObject *last_head, *last_fields; /* the one before, in bytes and as a tuple */
   int32_t *touched; /* streams of which something is to be told */

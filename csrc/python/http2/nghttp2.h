@@ -130,6 +130,7 @@ enum {
   F(ssize_t, session_mem_send, (nghttp2_session *, const uint8_t **))                              \
   F(int, session_want_read, (nghttp2_session *))                                                   \
   F(int, session_want_write, (nghttp2_session *))                                                  \
+  F(size_t, session_get_outbound_queue_size, (nghttp2_session *))                                  \
   F(int, session_set_stream_user_data, (nghttp2_session *, int32_t, void *))                       \
   F(void *, session_get_stream_user_data, (nghttp2_session *, int32_t))                            \
   F(int, session_set_local_window_size, (nghttp2_session *, uint8_t, int32_t, int32_t))            \

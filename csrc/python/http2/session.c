@@ -3,6 +3,9 @@
 
 #include <stdlib.h>
 
+/* Frames that may wait for a client that takes nothing: a read may cause several thousand. */
+enum { UNSENT = 10000, UNSENT_OF_ONE = 4 };
+
 uint8_t shmi_scratch[SCRATCH_BYTES];
 
 static nghttp2_session_callbacks *callbacks;
@@ -35,6 +38,7 @@ static PyObject *session_new(PyTypeObject *type, PyObject *given, PyObject *name
   if (self == NULL) return NULL;
   self->most_head = (size_t)head;
   self->most_message = (size_t)message;
+  self->most_unsent = UNSENT + UNSENT_OF_ONE * (size_t)streams;
   const nghttp2_settings_entry settings[] = {
       {SETTINGS_MAX_CONCURRENT_STREAMS, streams},
       {SETTINGS_INITIAL_WINDOW_SIZE, WINDOW},
@@ -66,7 +70,8 @@ static void session_dealloc(PyObject *one) {
 }
 
 /* feed(count): so many bytes lie in the scratch buffer. A list of what is to be told of streams:
- * (id, flags, head or None, message or None). None: this is no HTTP/2, and the end. */
+ * (id, flags, head or None, message or None). None: this is no HTTP/2, or of a client
+ * that takes nothing of what it causes, and the end. */
 static PyObject *session_feed(PyObject *one, PyObject *given) {
   session_t *self = (session_t *)one;
   const Py_ssize_t count = PyLong_AsSsize_t(given);
@@ -81,7 +86,10 @@ static PyObject *session_feed(PyObject *one, PyObject *given) {
     return NULL;
   }
   if (used < 0) Py_RETURN_NONE;
-  if (self->is_in_head) {
+  if (shmi_nghttp2.session_get_outbound_queue_size(self->library) > self->most_unsent) {
+    Py_RETURN_NONE; /* it has us say ever more, and takes nothing */
+  }
+  if (self->in_head) {
     self->in_head_bytes += (size_t)count;
     if (self->in_head_bytes > 2 * self->most_head + SCRATCH_BYTES) { /* it will never end */
       shmi_nghttp2.session_terminate_session(self->library, H2_ENHANCE_YOUR_CALM);
