@@ -234,6 +234,18 @@ def test_calls_that_only_begin_are_bounded():
     run(scenario)
 
 
+def test_a_message_for_which_there_is_no_room_is_refused():
+    async def scenario():
+        side = Side(Calls(echo))
+        side.feed(h2.head(1))
+        await side.frames()  # its message is wanted
+        side.connection.open[1].came(native.NO_ROOM, None)
+        found = b"".join(payload for _, _, which, payload in await side.frames() if which == 1)
+        assert b"\x0214" in found  # UNAVAILABLE
+
+    run(scenario)
+
+
 def test_a_coding_that_nobody_knows_is_refused():
     async def scenario():
         side = Side(Calls(echo))

@@ -12,6 +12,7 @@ enum { SWELLING = 8 }; /* how many heads as long as allowed one may be, unpacked
 static const double RESETS = 500, RESETS_PER_S = 100; /* at once, and in the long run */
 
 size_t shmi_raw_total, shmi_raw_most = (size_t)64 << 20;
+size_t shmi_coming_total, shmi_coming_most = (size_t)1 << 30;
 
 static const struct {
   const char *name;
@@ -63,6 +64,17 @@ static int failed(session_t *session) {
 
 /* ---- streams ------------------------------------------------------------------------------ */
 
+void shmi_drop_message(stream_t *stream) {
+  shmi_coming_total -= stream->filled;
+  stream->filled = 0;
+  Py_CLEAR(stream->message);
+}
+
+static void fill(stream_t *stream, size_t length) {
+  stream->filled += length;
+  shmi_coming_total += length;
+}
+
 void shmi_free_stream(session_t *session, stream_t *stream) {
   if (stream->next != NULL) stream->next->before = stream->before;
   if (stream->before != NULL) {
@@ -73,7 +85,7 @@ void shmi_free_stream(session_t *session, stream_t *stream) {
   shmi_raw_total -= stream->raw_end - stream->raw_begin;
   free(stream->raw);
   Py_XDECREF(stream->head);
-  Py_XDECREF(stream->message);
+  shmi_drop_message(stream);
   Py_XDECREF(stream->going);
   Py_XDECREF(stream->trailers);
   free(stream);
@@ -225,7 +237,6 @@ static bool begin_message(session_t *session, stream_t *stream) {
   stream->message = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
   if (stream->message == NULL) return false;
   stream->size = size;
-  stream->filled = 0;
   uint8_t dropped[PREFIX_BYTES];
   take_raw(session, stream, dropped, PREFIX_BYTES);
   if (size > WINDOW && !stream->has_ended) {
@@ -247,15 +258,20 @@ bool shmi_advance(session_t *session, stream_t *stream) {
     if (length) {
       take_raw(session, stream, PyBytes_AsString(stream->message) + stream->filled, length);
     }
-    stream->filled += length;
+    fill(stream, length);
     if (stream->filled == stream->size) {
       stream->flags |= MESSAGE | (stream->is_compressed ? COMPRESSED : 0);
       stream->is_wanted = false;
+    } else if (stream->size > WINDOW && shmi_coming_total > shmi_coming_most) {
+      stream->flags |= NO_ROOM;
+      stream->is_wanted = false;
+      shmi_drop_message(stream);
     }
   }
   if (stream->is_wanted && stream->has_ended) { /* no more will come */
     if (stream->message != NULL || stream->raw_end > stream->raw_begin) stream->flags |= BROKEN;
     stream->is_wanted = false;
+    shmi_drop_message(stream);
   }
   return true;
 }
@@ -299,7 +315,7 @@ int shmi_data(nghttp2_session *library, uint8_t flags, int32_t id, const uint8_t
     size_t part = stream->size - stream->filled;
     if (part > length) part = length;
     memcpy(PyBytes_AsString(stream->message) + stream->filled, data, part);
-    stream->filled += part;
+    fill(stream, part);
     consumed(session, stream, part);
     data += part;
     length -= part;
@@ -366,7 +382,7 @@ PyObject *shmi_event(stream_t *stream) {
   if (stream->flags & MESSAGE) message = stream->message;
   PyObject *made = Py_BuildValue("iiOO", (int)stream->id, stream->flags, head, message);
   if (stream->flags & OPENED) Py_CLEAR(stream->head);
-  if (stream->flags & MESSAGE) Py_CLEAR(stream->message);
+  if (stream->flags & MESSAGE) shmi_drop_message(stream);
   stream->flags &= ENDED; /* which stays so */
   return made;
 }

@@ -144,6 +144,8 @@ PyObject *shmi_end(PyObject *self, PyObject *given) {
   stream_t *stream = shmi_stream(session, id);
   if (stream == NULL || stream->is_answered) Py_RETURN_FALSE;
   stream->is_answered = stream->is_finished = true;
+  stream->is_wanted = false;
+  shmi_drop_message(stream); /* the rest of it is not wanted any more */
   if (trailers != Py_None) {
     if (!PyBytes_Check(trailers)) {
       PyErr_SetString(PyExc_TypeError, "end: trailers are bytes or None");

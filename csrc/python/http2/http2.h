@@ -6,7 +6,8 @@
  * shmgpu/serve/frontend has the sockets, and decides what is done with a request.
  *
  * A message is received only where it is wanted: until then the client may send WINDOW bytes of
- * each stream, and of all streams of the process LIMIT bytes lie here at most.
+ * each stream, and of all streams of the process LIMIT bytes lie here at most. Of messages that are
+ * wanted and not whole LIMIT_COMING do: whoever goes beyond with a long one is refused.
  *
  * It uses CPython's limited API, so that one build serves all versions, and needs the GIL.
  *
@@ -38,6 +39,7 @@ enum {
   BROKEN = 16,     /* what comes is no message of gRPC's */
   TOO_LARGE = 32,  /* the message would be */
   LONG_HEAD = 64,  /* the head was */
+  NO_ROOM = 128,   /* too many bytes of messages lie here that are not whole */
 };
 
 /* The fields of a head that are told, in this order. */
@@ -81,6 +83,7 @@ typedef struct {
 
 extern uint8_t shmi_scratch[SCRATCH_BYTES];
 extern size_t shmi_raw_total, shmi_raw_most; /* bytes of all streams in `raw`, and at most */
+extern size_t shmi_coming_total, shmi_coming_most; /* the same in `message` */
 
 /* Of the client's requests. */
 int shmi_begin_headers(nghttp2_session *library, const nghttp2_frame *frame, void *session);
@@ -94,6 +97,7 @@ int shmi_stream_closed(nghttp2_session *library, int32_t id, uint32_t code, void
 
 stream_t *shmi_stream(session_t *session, int32_t id); /* NULL: there is none */
 void shmi_free_stream(session_t *session, stream_t *stream);
+void shmi_drop_message(stream_t *stream); /* which came, or comes */
 PyObject *shmi_event(stream_t *stream);                     /* what is to be told of it */
 bool shmi_advance(session_t *session, stream_t *stream);    /* false with an exception */
 PyObject *shmi_told(session_t *session);                    /* of all streams */

@@ -13,7 +13,23 @@ static PyObject *limit(PyObject *module, PyObject *given) {
   Py_RETURN_NONE;
 }
 
-/* unwanted(): how many do. */
+/* limit_coming(bytes): how many of messages that are wanted and not whole. */
+static PyObject *limit_coming(PyObject *module, PyObject *given) {
+  (void)module;
+  const size_t most = PyLong_AsSize_t(given);
+  if (most == (size_t)-1 && PyErr_Occurred()) return NULL;
+  shmi_coming_most = most;
+  Py_RETURN_NONE;
+}
+
+/* coming(): how many do. */
+static PyObject *coming(PyObject *module, PyObject *unused) {
+  (void)module;
+  (void)unused;
+  return PyLong_FromSize_t(shmi_coming_total);
+}
+
+/* unwanted(): how many lie here that nobody wants yet. */
 static PyObject *unwanted(PyObject *module, PyObject *unused) {
   (void)module;
   (void)unused;
@@ -23,6 +39,8 @@ static PyObject *unwanted(PyObject *module, PyObject *unused) {
 static PyMethodDef functions[] = {
     {"limit", limit, METH_O, "How many bytes may lie here that nobody wants yet."},
     {"unwanted", unwanted, METH_NOARGS, "How many do."},
+    {"limit_coming", limit_coming, METH_O, "How many bytes may lie here of messages not whole."},
+    {"coming", coming, METH_NOARGS, "How many do."},
     {0},
 };
 
@@ -41,7 +59,7 @@ static int add_numbers(PyObject *module) {
   } numbers[] = {
       {"OPENED", OPENED},         {"MESSAGE", MESSAGE}, {"ENDED", ENDED},
       {"COMPRESSED", COMPRESSED}, {"BROKEN", BROKEN},   {"TOO_LARGE", TOO_LARGE},
-      {"LONG_HEAD", LONG_HEAD},
+      {"LONG_HEAD", LONG_HEAD},   {"NO_ROOM", NO_ROOM},
   };
   for (size_t at = 0; at < sizeof numbers / sizeof *numbers; at++) {
     if (PyModule_AddIntConstant(module, numbers[at].name, numbers[at].value)) return -1;

@@ -17,12 +17,18 @@ from typing import Any
 from urllib.parse import quote
 
 from shmgpu import _http2
-from shmgpu._http2 import BROKEN, COMPRESSED, LONG_HEAD, TOO_LARGE
+from shmgpu._http2 import BROKEN, COMPRESSED, LONG_HEAD, NO_ROOM, TOO_LARGE
 from shmgpu.serve.frontend.access_log import AccessLog
 from shmgpu.serve.frontend.compression import coding_of
 from shmgpu.serve.frontend.grpc_calls import Methods, methods
 from shmgpu.serve.frontend.grpc_inference import CODES, inflate, told_of
-from shmgpu.serve.frontend.message_memory import FULL, MessageMemory, UnreadAnswer, inflated
+from shmgpu.serve.frontend.message_memory import (
+    AT_ONCE,
+    FULL,
+    MessageMemory,
+    UnreadAnswer,
+    inflated,
+)
 from shmgpu.serve.frontend.request import Request
 from shmgpu.serve.frontend.routes import NO_TOKEN, Front, bears
 from shmgpu.serve.protocol.types import ProtocolError
@@ -34,7 +40,7 @@ MOST_CALLS = 10  # times those that may wait or run: whose heads have come, in a
 LONGEST_S = 86400.0  # of a deadline that is kept
 STATUSES = {code: status for status, code in CODES.items()}
 UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
-WRONG = BROKEN | TOO_LARGE | LONG_HEAD | COMPRESSED  # what the fast path does not take
+WRONG = BROKEN | TOO_LARGE | LONG_HEAD | NO_ROOM | COMPRESSED  # what the fast path does not take
 PLAIN = "".join(chr(code) for code in range(32, 127) if chr(code) != "%")  # of a sentence
 OPEN, OFTEN, SELDOM, STREAM = range(4)
 
@@ -88,6 +94,8 @@ class Http2Calls:
     def __init__(self, front: Front, log: AccessLog | None) -> None:
         options = self.options = front.options
         _http2.limit(options.arena)
+        # As much as those have whose messages come at once; those that are slow are others.
+        _http2.limit_coming(options.arena + AT_ONCE * options.max_body)
         self.log = log
         self.memory = MessageMemory(options.arena, options.receive_timeout)
         self.loop = asyncio.get_running_loop()
@@ -398,6 +406,8 @@ class Http2Call:
         self._unpark()
         if flags & TOO_LARGE:
             raise ProtocolError(413, f"a message may have {self._calls.options.max_body} bytes")
+        if flags & NO_ROOM:
+            raise FULL
         if flags & BROKEN:
             raise ProtocolError(400, "the request's bytes are no messages as gRPC has them")
         if message is not None and flags & COMPRESSED and not coding_of(message):
