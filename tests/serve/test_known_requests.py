@@ -1,4 +1,4 @@
-"""What a worker keeps of requests it has seen: of one state of its models, and not without end."""
+"""What a worker keeps of requests and clients: of one state of its models, and not without end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from shmgpu.serve.frontend import fast_path, json_fast_path
+from shmgpu.serve.frontend import connection, fast_path, json_fast_path
 from shmgpu.serve.frontend.fast_path import FastPath
 from shmgpu.serve.frontend.json_fast_path import JsonFastPath
 
@@ -98,3 +98,59 @@ def test_the_arena_may_take_back_what_is_kept(front, worker):
     add(11, one)
     (reclaim,) = worker.calls.port.arena.reclaimers
     assert reclaim() and one.is_closed and not known()
+
+
+# ---- slow clients --------------------------------------------------------------------------------
+
+
+def looked_at(waited, **said):
+    """What a connection does, when it is looked at after so many seconds, and what it notes."""
+    told = []
+    unsent = said.pop("unsent_now", 0)
+    played = types.SimpleNamespace(
+        limits=types.SimpleNamespace(send_s=30.0, idle_s=60.0, receive_s=10.0),
+        since=100.0,
+        unsent=0,
+        waiting=[],
+        is_closing=False,
+        request=None,
+        transport=types.SimpleNamespace(
+            get_write_buffer_size=lambda: unsent,
+            abort=lambda: told.append("aborts"),
+            close=lambda: told.append("closes"),
+        ),
+        _refuse=lambda status, sentence: told.append(status),
+    )
+    vars(played).update(said)
+    connection.Connection.look(played, 100.0 + waited)
+    return told, played.since - 100.0, played.unsent
+
+
+def coming(filled):
+    return types.SimpleNamespace(coming=types.SimpleNamespace(filled=filled))
+
+
+@pytest.mark.parametrize(
+    ("waited", "said", "told"),
+    [
+        (60, {}, []),
+        (61, {}, ["closes"]),
+        (61, {"waiting": [1]}, []),  # it is for the server to do something
+        (connection.LINGER_S, {"is_closing": True}, []),
+        (connection.LINGER_S + 1, {"is_closing": True}, ["aborts"]),
+        (10, {"request": types.SimpleNamespace(coming=None)}, []),
+        (11, {"request": types.SimpleNamespace(coming=None)}, [408]),
+        (11, {"request": coming(connection.SLOWEST)}, []),
+        (12, {"request": coming(connection.SLOWEST)}, [408]),
+        (30, {"unsent_now": 5, "unsent": 5}, []),
+        (31, {"unsent_now": 5, "unsent": 5}, ["aborts"]),
+        (31, {"unsent_now": 5, "unsent": 5, "waiting": [1]}, ["aborts"]),
+    ],
+)
+def test_a_client_that_takes_too_long_is_let_go(waited, said, told):
+    assert looked_at(waited, **said)[0] == told
+
+
+def test_a_client_that_reads_has_all_its_time_again():
+    assert looked_at(99, unsent_now=4, unsent=5) == ([], 99, 4)
+    assert looked_at(9, unsent=5) == ([], 0, 0)  # it has read all

@@ -173,6 +173,12 @@ def test_samples_are_rows_of_zeros_or_values(tmp_path, sample, wanted):
             assert not arrays[0].any() and not arrays[1].any()
 
 
+def test_a_sample_of_zeros_has_one_of_what_may_be_of_any_length(tmp_path):
+    found = config(tmp_path, {"warmup": [3]})
+    (arrays,) = made(found, [Tensor("a", "FP32", (-1, -1, 2)), FOUND[1]], 8).warmup
+    assert [one.shape for one in arrays] == [(3, 1, 2), (3,)]
+
+
 def test_zeros_of_text_are_empty_and_open_axes_are_as_long_as_asked():
     tensors = [
         Tensor("t", "BYTES", (-1, -1)),
