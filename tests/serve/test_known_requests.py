@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import types
 
 import pytest
@@ -154,3 +155,17 @@ def test_a_client_that_takes_too_long_is_let_go(waited, said, told):
 def test_a_client_that_reads_has_all_its_time_again():
     assert looked_at(99, unsent_now=4, unsent=5) == ([], 99, 4)
     assert looked_at(9, unsent=5) == ([], 0, 0)  # it has read all
+
+
+def test_who_was_answered_hears_no_more_of_a_client_that_leaves():
+    """What would be told is held by its request, and its memory with it."""
+    written = []
+    request = types.SimpleNamespace(is_answered=False, on_disconnect=print)
+    played = types.SimpleNamespace(
+        transport=types.SimpleNamespace(write=written.append),
+        waiting=collections.deque([request]),
+        since=0.0,
+    )
+    connection.Connection.reply_whole(played, request, b"all of it")
+    assert written == [b"all of it"] and not played.waiting and played.since > 0
+    assert request.is_answered and request.on_disconnect is None
