@@ -246,6 +246,46 @@ def test_a_message_for_which_there_is_no_room_is_refused():
     run(scenario)
 
 
+def test_whoever_still_reads_a_stream_that_has_ended_is_told():
+    """Such as the task that reads ahead: it would wait for ever, or begin what nobody gives up."""
+
+    async def reads(received, call):
+        messages.append(received)
+        ahead.append(asyncio.ensure_future(anext(received)))
+        await asyncio.get_running_loop().create_future()
+        yield b""
+
+    async def scenario():
+        for is_there in (False, True):
+            side = Side(Calls(reads, kind=http2_calls.STREAM))
+            side.feed(h2.call(1, b"first") if is_there else h2.head(1))
+            await side.frames()
+            assert ahead[-1].done() == is_there
+            side.feed(h2.reset(1))
+            await side.frames()
+            assert ahead[-1].cancelled() == (not is_there)
+            with pytest.raises(asyncio.CancelledError):
+                await anext(messages[-1])
+
+    messages, ahead = [], []
+    run(scenario)
+
+
+def test_who_is_cancelled_as_its_turn_comes_is_cancelled_and_the_turn_is_free_again():
+    async def scenario():
+        memory = MessageMemory(1, servers.DEADLINE_S)
+        first = memory.begin()
+        first.arrived(10)
+        waiting = asyncio.ensure_future(memory.wait())
+        await asyncio.sleep(0)
+        first.close()  # from now on it has its turn
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert waiting.cancelled() and memory._coming == {}
+
+    run(scenario)
+
+
 def test_a_coding_that_nobody_knows_is_refused():
     async def scenario():
         side = Side(Calls(echo))

@@ -178,6 +178,7 @@ class _Asked:
         if isinstance(error, ProtocolError):
             forget(error)  # it may wait for long, and its frames have the answer
         self.answered.set_exception(error)
+        self.answered.exception()  # it is no news where the client has left before it is asked for
 
     async def answer(self) -> bytes:
         """The answer's bytes; the call is given up when nobody waits for them any more."""

@@ -287,6 +287,8 @@ class Http2Call:
             if turn.on_disconnect is not None:
                 turn.on_disconnect()
         self.waiting.clear()
+        if self._coming is not None:
+            self._coming.cancel()
         if self._task is not None:
             self._task.cancel()
 
@@ -393,6 +395,8 @@ class Http2Call:
             ProtocolError: it is none, or too long, or compressed in a way that nobody knows, or did
                 not come in so many seconds.
         """
+        if self._is_over or self._has_ended:  # whoever asks was not told in time
+            raise asyncio.CancelledError
         flags, message = self._first_flags, self._first
         self._first, self._first_flags = None, 0
         if message is None and not flags:

@@ -42,7 +42,7 @@ class MessageMemory:
         self.unread = 0
         self._unread_by: dict[str, int] = {}  # by connection
         self._coming: dict[int, float] = {}  # since when, by id
-        self._waiting: deque[asyncio.Future[ComingMessage]] = deque()
+        self._waiting: deque[asyncio.Future[ComingMessage | None]] = deque()
         self._timer: Any = None
 
     def is_free(self) -> bool:
@@ -63,14 +63,28 @@ class MessageMemory:
         """
         if self.is_free():
             return self.begin()
-        turn: asyncio.Future[ComingMessage] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[ComingMessage | None] = loop.create_future()
+
+        def late() -> None:
+            if not turn.done():
+                turn.set_result(None)
+
         self._waiting.append(turn)
         if self._timer is None:
             self._tick()
-        try:
-            return await asyncio.wait_for(turn, self.seconds)
-        except asyncio.TimeoutError:
-            raise FULL from None
+        timer = loop.call_later(self.seconds, late)
+        try:  # not by wait_for(), which may swallow that its task was cancelled
+            made = await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled() and (given := turn.result()) is not None:
+                given.close()
+            raise
+        finally:
+            timer.cancel()
+        if made is None:
+            raise FULL
+        return made
 
     def arrived(self, coming: ComingMessage, size: int) -> None:
         """It has so many bytes."""
