@@ -16,7 +16,7 @@ from shmgpu import _http2 as native
 from shmgpu.serve.frontend import http2_calls
 from shmgpu.serve.frontend.connection import ConnectionLimits
 from shmgpu.serve.frontend.http2_connection import Http2Connection
-from shmgpu.serve.frontend.message_memory import MessageMemory
+from shmgpu.serve.frontend.message_memory import AT_ONCE, MessageMemory
 
 PATH = h2.INFER.encode()
 
@@ -282,6 +282,23 @@ def test_who_is_cancelled_as_its_turn_comes_is_cancelled_and_the_turn_is_free_ag
         waiting.cancel()
         await asyncio.wait([waiting])
         assert waiting.cancelled() and memory._coming == {}
+
+    run(scenario)
+
+
+def test_a_small_call_does_not_wait_for_messages_that_have_not_come():
+    async def scenario():
+        calls = Calls(echo)
+        coming = [calls.memory.begin() for _ in range(AT_ONCE)]  # as streams have them
+        side = Side(calls)
+        side.feed(h2.call(1, b"question") + h2.call(3, b"quick"))
+        assert await side.kinds() == ANSWER and len(calls.quick) == 1
+        coming[0].arrived(1000)  # now there is no room for more
+        side.feed(h2.call(5, b"question") + h2.call(7, b"quick"))
+        assert await side.kinds(5) == [] and len(calls.quick) == 1
+        for one in coming:
+            one.close()
+        assert await side.kinds(5) == ANSWER
 
     run(scenario)
 

@@ -141,7 +141,7 @@ class Http2Calls:
         call = Http2Call(self, connection, route, stream)
         connection.open[stream] = call
         if message is not None and route.kind == OFTEN and not flags & WRONG:
-            if route.refusal is None and not route.no_call and self.memory.is_free():
+            if route.refusal is None and not route.no_call and self.memory.has_room():
                 if self._fast_path.start(message, call):
                     call.keep_time()
                     return
@@ -356,7 +356,8 @@ class Http2Call:
 
     async def _answer_to_one(self, handler: Any) -> bytes:
         calls = self._calls
-        coming = await calls.memory.wait()
+        is_here = self._first is not None and calls.memory.has_room()
+        coming = calls.memory.begin() if is_here else await calls.memory.wait()
         try:
             self._unpark()
             data = await self.next_message(calls.memory.seconds)

@@ -49,6 +49,10 @@ class MessageMemory:
         """Whether a message may come."""
         return self.held < self.most and len(self._coming) < AT_ONCE and not self._waiting
 
+    def has_room(self) -> bool:
+        """Whether one that is here already may stay."""
+        return self.held < self.most
+
     def begin(self) -> ComingMessage:
         """A message may come now."""
         made = ComingMessage(self)
