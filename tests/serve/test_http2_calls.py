@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import gc
 import types
+import weakref
 
 import pytest
 from serve import frames as h2
@@ -13,10 +16,12 @@ pytest.importorskip("google.protobuf")
 pytest.importorskip("shmgpu._http2", reason="there is no libnghttp2", exc_type=ImportError)
 
 from shmgpu import _http2 as native
-from shmgpu.serve.frontend import http2_calls
+from shmgpu.serve.frontend import grpc_inference, http2_calls
 from shmgpu.serve.frontend.connection import ConnectionLimits
 from shmgpu.serve.frontend.http2_connection import Http2Connection
 from shmgpu.serve.frontend.message_memory import AT_ONCE, MessageMemory
+from shmgpu.serve.protocol import grpc_codec
+from shmgpu.serve.protocol.types import ProtocolError
 
 PATH = h2.INFER.encode()
 
@@ -301,6 +306,41 @@ def test_a_small_call_does_not_wait_for_messages_that_have_not_come():
         assert await side.kinds(5) == ANSWER
 
     run(scenario)
+
+
+def test_an_inference_that_is_over_leaves_its_message_to_nobody():
+    """Not even to the collector, which comes late: messages are large, and objects few."""
+
+    async def scenario():
+        for end in (
+            lambda asked, told: asked.give_up(),
+            lambda asked, told: told(None, ProtocolError(503, "no")),
+            lambda asked, told: asked._answer([b"answer"]),
+        ):
+            told = []
+
+            def start(served, request, started_ns, outcome, told=told):
+                told.append(outcome)
+                return types.SimpleNamespace(cancel=lambda: None, told=outcome)
+
+            front = types.SimpleNamespace(
+                limits=grpc_codec.DEFAULT_LIMITS,
+                catalog=types.SimpleNamespace(find=lambda name, version: None),
+                calls=types.SimpleNamespace(start=start),
+            )
+            memory = MessageMemory(1000, 1)
+            hold = functools.partial(memory.hold, peer="one")
+            asked = grpc_inference._Asked(front, hold, b"", read=object())
+            gone = weakref.ref(asked)
+            end(asked, told.pop())
+            del asked
+            assert gone() is None
+
+    gc.disable()
+    try:
+        run(scenario)
+    finally:
+        gc.enable()
 
 
 def test_a_coding_that_nobody_knows_is_refused():

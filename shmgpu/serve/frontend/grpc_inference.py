@@ -172,9 +172,11 @@ class _Asked:
         answer = b"".join(buffers)
         self.unread = self._hold(len(answer))
         self.answered.set_result(answer)
+        self.pending = None  # it refers to us, and we have the message
 
     def _failed(self, error: BaseException | None) -> None:
         assert error is not None
+        self.pending = None
         if isinstance(error, ProtocolError):
             forget(error)  # it may wait for long, and its frames have the answer
         self.answered.set_exception(error)
@@ -200,6 +202,7 @@ class _Asked:
         """The client is gone."""
         if self.pending is not None:
             self.pending.cancel()
+            self.pending = None
         self.answered.cancel()
         if self.unread is not None:
             self.unread.close()
