@@ -26,6 +26,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 import zlib
 from multiprocessing import resource_tracker
 
@@ -405,6 +406,15 @@ def pytest_runtest_setup(item):
     warm.cold = any(item.get_closest_marker(name) for name in ("cold", "fresh"))
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    """What a file of tests left in the environment would have all later programs begin cold."""
+    if warm.current is None or (nextitem is not None and nextitem.path == item.path):
+        return
+    if strays := warm.current.strays():
+        warnings.warn(f"{item.path.name} left in the environment: {strays}", stacklevel=1)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -184,6 +184,25 @@ class Warm:
         self.adopted |= more - {pid}
         return pid
 
+    def strays(self) -> list[str]:
+        """What of the environment is not what it was, and would have all programs begin cold.
+
+        It is put right: whatever a library sets for itself as it is loaded, or a test forgot.
+        """
+        found = early(inherited())
+        names = [
+            name
+            for name in sorted({*found, *self.environment})
+            if found.get(name) != self.environment.get(name)
+        ]
+        for name in names:
+            if name in self.environment:
+                os.environ[name] = self.environment[name]
+            else:
+                os.environ.pop(name, None)
+                os.unsetenv(name)  # of C alone, too
+        return [f"{name}={found.get(name)}" for name in names]
+
     def wait_for_adopted(self) -> None:
         """Let those of the adopted go that have ended: nobody else waits for them."""
         for pid in list(self.adopted):
