@@ -132,9 +132,6 @@ class DeviceMesh:
             placements = (Replicate(),) * self.ndim
         elif isinstance(placements, Placement):
             placements = (placements,)
-        key = (tuple(placements), ndim)
-        if before is None and (known := self._layouts.get(key)) is not None:
-            return known
         if len(placements) != self.ndim:
             raise ValueError(
                 f"{self} has {self.ndim} axes, and {len(placements)} placements are given: name "
@@ -145,6 +142,9 @@ class DeviceMesh:
                 raise TypeError(
                     f"{one!r} is no placement: use Shard(dim), Replicate() or Partial()"
                 )
+        key = (tuple(placements), ndim)
+        if before is None and (known := self._layouts.get(key)) is not None:
+            return known
         if before is not None and before.mesh is not self._whole:
             raise ValueError(f"the tensor lies on another mesh than {self}: {before.mesh}")
         along: list[Placement] = [Replicate()] * self._whole.ndim

@@ -256,8 +256,9 @@ def test_what_cannot_be_is_refused_where_it_is_written(two):
         distribute_tensor(whole(4, 4), mesh, [Shard(2)])
     with pytest.raises(ValueError, match="not partial"):
         distribute_tensor(whole(4, 4), mesh, [Partial()])
-    with pytest.raises(TypeError, match="no placement"):
-        distribute_tensor(whole(4, 4), mesh, [0])
+    for wrong in (0, [Shard(0)]):
+        with pytest.raises(TypeError, match="no placement"):
+            distribute_tensor(whole(4, 4), mesh, [wrong])
     with pytest.raises(gt.ConfigError, match="needs 3 helpers"):
         init_device_mesh("cpu", (3,))
     with pytest.raises(gt.ConfigError, match="the helpers have cpu"):
