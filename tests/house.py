@@ -129,6 +129,7 @@ common/blas                         any
 common/devices                      any
 common/module_names                 any
 common/module_loader                any
+common/extensions                   any
 
 codec/dtypes                        any
 codec/records                       any

@@ -23,6 +23,7 @@ from typing import Any
 from shmgpu import core
 from shmgpu.child import quick
 from shmgpu.common import devices as device
+from shmgpu.common import extensions
 from shmgpu.doctor import probes
 
 GPU_ANSWER_S = 120.0  # importing torch and making a context, on a busy machine
@@ -340,7 +341,7 @@ class Machine:
             has_cuda=torch is not None and bool(torch.cuda.is_initialized()),
             why_not_quick=quick.why_not(),
             has_grpc=importlib.util.find_spec("grpc") is not None,
-            why_no_http2=_why_no_http2(),
+            why_no_http2=extensions.why_no_http2(),
         )
 
     def torch_version(self) -> str:
@@ -392,15 +393,6 @@ class Machine:
 
 def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() else None
-
-
-def _why_no_http2() -> str:
-    """Why the module of HTTP/2 cannot be had; "" where it can."""
-    try:
-        importlib.import_module("shmgpu._http2")
-    except ImportError as error:
-        return str(error)
-    return ""
 
 
 def _tracer() -> str:

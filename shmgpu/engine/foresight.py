@@ -51,19 +51,20 @@ class Draws:
             return cls()
         places = seeds_of(program)
         first = len(program.arrays)
-        steps = {
+        found = {
             step.inputs[0] - first: step
             for step in program.steps
             if step.op in DRAWN and step.inputs[0] - first in places
         }
+        steps = dict(sorted(found.items()))
         if not MIN_BYTES <= sum(step.spec.nbytes for step in steps.values()) <= MAX_BYTES:
             return cls()
         return cls(
-            tuple(sorted(steps)),
-            tuple((step.op, step.params, step.spec) for _, step in sorted(steps.items())),
+            tuple(steps),
+            tuple((step.op, step.params, step.spec) for step in steps.values()),
             tuple(
                 backend.kernel(step.op, (program.numbers[place],), step.params, step.spec)
-                for place, step in sorted(steps.items())
+                for place, step in steps.items()
             ),
         )
 

@@ -30,7 +30,7 @@ from shmgpu.broker.launch_config import (
 )
 from shmgpu.broker.role_host import RoleHost
 from shmgpu.child import runtime
-from shmgpu.common import logs
+from shmgpu.common import extensions, logs
 from shmgpu.common.logs import logger
 from shmgpu.common.wording import with_extra
 from shmgpu.errors import ConfigError, LaunchError
@@ -246,15 +246,6 @@ def _tls(certificate: str | None, key: str | None, *protocols: str) -> ssl.SSLCo
     return context
 
 
-def why_no_nghttp2() -> str:
-    """Why workers cannot speak HTTP/2 by themselves; "" where they can."""
-    try:
-        importlib.import_module("shmgpu._http2")
-    except ImportError as error:  # it was not built, or there is no such library
-        return str(error)
-    return ""
-
-
 def _check_installed(who: str, *packages: str) -> None:
     """Raises LaunchError unless there are packages that only workers import."""
     for package in packages:
@@ -359,7 +350,7 @@ def _grpc_port(options: argparse.Namespace) -> Iterator[tuple[socket.socket | No
         yield None, ""
         return
     _check_installed("--grpc-port", "google.protobuf")
-    missing = why_no_nghttp2()
+    missing = extensions.why_no_http2()
     if options.grpc_front == "nghttp2" and missing:
         raise LaunchError(
             f"--grpc-front nghttp2 cannot be had ({missing}): install libnghttp2, or leave it out"

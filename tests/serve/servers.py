@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -174,6 +174,16 @@ def tensor(name: str, array: Any, datatype: str) -> Any:
     made = http.InferInput(name, array.shape, datatype)
     made.set_data_from_numpy(array)
     return made
+
+
+def end_amid(server: Server, loops: Sequence[Any]) -> None:
+    """SIGTERM while threads ask in turn: nothing that they sent is lost."""
+    until(lambda: all(one.answered > 20 for one in loops), "they ask")
+    server.process.send_signal(signal.SIGTERM)
+    for one in loops:
+        one.join(DEADLINE_S)
+    assert server.process.wait(DEADLINE_S) == 0
+    assert [one.lost for one in loops] == [[]] * len(loops)
 
 
 @contextlib.contextmanager

@@ -160,12 +160,7 @@ class Loop(threading.Thread):
 
 def lose_none(server, clients):
     loops = [Loop(server) for _ in range(clients)]
-    servers.until(lambda: all(one.answered > 20 for one in loops), "they ask")
-    server.process.send_signal(signal.SIGTERM)
-    for one in loops:
-        one.join(servers.DEADLINE_S)
-    assert server.process.wait(servers.DEADLINE_S) == 0
-    assert [one.lost for one in loops] == [[]] * clients
+    servers.end_amid(server, loops)
     assert all(one.goodbyes for one in loops)
 
 

@@ -291,13 +291,7 @@ class Loop(threading.Thread):
 
 
 def lose_none(server, clients):
-    loops = [Loop(server) for _ in range(clients)]
-    servers.until(lambda: all(one.answered > 20 for one in loops), "they ask")
-    server.process.send_signal(signal.SIGTERM)
-    for one in loops:
-        one.join(servers.DEADLINE_S)
-    assert server.process.wait(servers.DEADLINE_S) == 0
-    assert [one.lost for one in loops] == [[]] * clients
+    servers.end_amid(server, [Loop(server) for _ in range(clients)])
 
 
 def test_an_end_amid_calls_loses_none_that_was_sent():

@@ -185,7 +185,10 @@ def test_a_program_is_given_what_it_says_that_it_takes(handles, error, words):
     ready = types.SimpleNamespace(
         resident=1, given=((True, 0, SPEC, np.uint8), (False, 0, SPEC, np.uint8))
     )
-    ask = lambda: Engine._given(engine(), ready, tenant, handles, lambda *sent: sent)  # noqa: E731
+
+    def ask():
+        return Engine._given(engine(), ready, tenant, handles, lambda *sent: sent)
+
     if error is None:
         assert ask()[0] is tenant.arrays[7] and ask()[1] == (0, SPEC)
         return

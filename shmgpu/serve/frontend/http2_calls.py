@@ -296,17 +296,18 @@ class Http2Call:
 
     def reply_whole(self, turn: Request, data: bytes) -> None:
         """As of a connection over HTTP."""
-        turn.is_answered = True
-        turn.on_disconnect = None
-        self.waiting.clear()
+        self._settled(turn)
         self._answer(data)
 
     def fail(self, turn: Request, error: BaseException) -> None:
         """It ended with an error."""
+        self._settled(turn)
+        self._end(*told_of(error))
+
+    def _settled(self, turn: Request) -> None:
         turn.is_answered = True
         turn.on_disconnect = None
         self.waiting.clear()
-        self._end(*told_of(error))
 
     # ---- what those who answer are given ---------------------------------------------------
 
