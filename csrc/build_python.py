@@ -20,6 +20,9 @@ import hardening  # beside this file
 sys.path.pop(0)
 
 CSRC = Path("csrc")  # relative to setup.py: setuptools takes no absolute sources
+# What only one module needs: vectors of numbers, each rounded once; an older C library's dlopen.
+FLAGS = {"draws": ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]}
+LIBRARIES = {"http2": ["dl"]}
 
 
 def modules() -> list[Extension]:
@@ -42,9 +45,9 @@ def modules() -> list[Extension]:
             sources=sorted(path.as_posix() for path in folder.glob("*.c")),
             depends=sorted(path.as_posix() for path in folder.glob("*.h")),
             include_dirs=[CSRC.as_posix()],
-            libraries=["dl"] if folder.name == "http2" else [],  # for older C libraries
+            libraries=LIBRARIES.get(folder.name, []),
             define_macros=[("_GNU_SOURCE", "1"), ("Py_LIMITED_API", "0x030a0000")],
-            extra_compile_args=compiling,
+            extra_compile_args=compiling + FLAGS.get(folder.name, []),
             extra_link_args=linking,
             py_limited_api=True,
         )

@@ -84,6 +84,8 @@ python/graph/walks                  any
 python/graph/draft                  any
 python/graph/template               any
 python/graph/module                 any
+python/draws/numbers                any
+python/draws/module                 any
 python/quick/quick                  any
 python/quick/ndarray                any
 python/quick/signature              any
@@ -234,6 +236,7 @@ ops/promotion                       any
 ops/rules                           any
 ops/shaping                         any
 ops/stretching                      any
+ops/drawing                         any
 ops/creation                        any
 ops/elementwise                     any
 ops/templates                       any
@@ -574,6 +577,10 @@ HEADS = {
     "csrc/python/graph": (
         "Nodes of recorded graphs and the walks over them, as a module of Python's: shmgpu._graph.",
         "knows what an operation means, never sends",
+    ),
+    "csrc/python/draws": (
+        "Random numbers that follow from a seed, as a module of Python's: shmgpu._draws.",
+        "keeps a state",
     ),
     "csrc/python/quick": (
         "Calls like an earlier one, from arguments to result, as a module of Python's: "

@@ -196,7 +196,8 @@ class TorchBackend:
         self._inference = torch.inference_mode()  # programs do not nest, so one will do
 
     def kernel(self, op: Any, specs: tuple[Spec, ...], params: Any, out: Spec) -> Any:
-        return op.torch(self.module, specs, params, out)
+        bind = op.torch_on_host if self.is_host else op.torch
+        return bind(self.module, specs, params, out)
 
     def raw(self, nbytes: int) -> Any:
         return self.module.empty(nbytes, dtype=self.module.uint8, device=self.device)

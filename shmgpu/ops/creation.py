@@ -10,8 +10,9 @@ from typing import Any
 
 from shmgpu.codec.dtypes import DType
 from shmgpu.common import seeding
+from shmgpu.ops import drawing
 from shmgpu.ops.graph import Node, Op, Params, Spec, apply, spec_of
-from shmgpu.ops.promotion import int64, number
+from shmgpu.ops.promotion import float32, int64, number
 
 Shape = tuple[int, ...]
 Specs = tuple[Spec, ...]
@@ -120,7 +121,7 @@ class DrawnAhead:
 
 
 class Drawn:
-    """A kernel of torch that draws, seeded by its input.
+    """A kernel of torch that draws on a device, seeded by its input.
 
     In two parts for those who cannot seed where they draw: a captured graph is seeded before.
     """
@@ -155,24 +156,47 @@ class Drawn:
         return self.draw()
 
 
-def _drawn(name: str, numpy_draw: Any, torch_draw: Any) -> Op:
-    """Drawn from a generator of its own, seeded by the one input: the same in every run."""
+def _drawn(name: str, distribution: int, numpy_draw: Any, torch_draw: Any) -> Op:
+    """What follows from the one input, a seed: the same in every run.
+
+    On a host float32 is the project's own (:mod:`shmgpu.ops.drawing`), with NumPy as with torch.
+    Other dtypes, and what devices draw, come from a generator of NumPy's or torch's.
+    """
 
     def numpy(np: Any, specs: Specs, params: Params, out: Spec) -> Any:
         def draw(seed: Any) -> Any:
-            philox = np.random.Philox(seeding.mixed(int(seed)))
-            return numpy_draw(np.random.Generator(philox), out, params[0])
+            mixed = seeding.mixed(int(seed))
+            if params[0] is float32:
+                made = np.empty(out.shape, np.float32)
+                drawing.fill(distribution, mixed, made.ctypes.data, made.size)
+                return made
+            return numpy_draw(np.random.Generator(np.random.Philox(mixed)), out, params[0])
 
         return draw
 
     def torch(module: Any, specs: Specs, params: Params, out: Spec) -> Any:
         return Drawn(module, lambda generator: torch_draw(module, generator, out))
 
-    return Op(name, _made, numpy=numpy, torch=torch, numbers=(0,))
+    def torch_on_host(module: Any, specs: Specs, params: Params, out: Spec) -> Any:
+        if params[0] is not float32:
+            return torch(module, specs, params, out)
+
+        def draw(seed: Any) -> Any:
+            if type(seed) is DrawnAhead:
+                return seed.array
+            made = module.empty(out.shape, dtype=module.float32)
+            mixed = seeding.mixed(int(seed))
+            drawing.fill(distribution, mixed, made.data_ptr(), made.numel())
+            return made
+
+        return draw
+
+    return Op(name, _made, numpy=numpy, torch=torch, torch_on_host=torch_on_host, numbers=(0,))
 
 
 RANDN = _drawn(
     "randn",
+    drawing.NORMAL,
     lambda generator, out, _: generator.standard_normal(out.shape).astype(out.dtype.numpy),
     lambda torch, generator, out: torch.randn(
         out.shape, dtype=out.dtype.torch, generator=generator
@@ -188,6 +212,7 @@ def _numpy_rand(generator: Any, out: Spec, dtype: DType) -> Any:
 
 RAND = _drawn(
     "rand",
+    drawing.UNIFORM,
     _numpy_rand,
     lambda torch, generator, out: torch.rand(out.shape, dtype=out.dtype.torch, generator=generator),
 )

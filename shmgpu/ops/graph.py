@@ -43,6 +43,7 @@ class Op:
             sentence with the shapes, where there is none.
         numpy, torch: (module, inputs' specs, params, output's spec) -> the kernel, a callable that
             gets the inputs' arrays and returns the output's.
+        torch_on_host: the same for torch where arrays lie on a host; ``torch``, unless it is named.
         gradients: for each input (the output's gradient, the node) -> the input's gradient, or
             None where there is none. () where the operation has no gradient at all.
         saves: what the gradients look at: "i" inputs, "o" the output.
@@ -70,6 +71,7 @@ class Op:
         "saves",
         "takes_out",
         "torch",
+        "torch_on_host",
     )
 
     def __init__(
@@ -79,6 +81,7 @@ class Op:
         *,
         numpy: Callable[..., Any],
         torch: Callable[..., Any],
+        torch_on_host: Callable[..., Any] | None = None,
         gradients: tuple[Gradient | None, ...] = (),
         saves: str = "",
         broadcasts: bool = False,
@@ -93,6 +96,7 @@ class Op:
         self.rule = rule
         self.numpy = numpy
         self.torch = torch
+        self.torch_on_host = torch_on_host or torch
         self.gradients = gradients
         self.saves = saves
         self.broadcasts = broadcasts

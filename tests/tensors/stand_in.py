@@ -130,3 +130,10 @@ class StandIn(TorchBackend):
 
     def driver(self):
         return self.standing_in
+
+
+class Unreplayed(TorchBackend):
+    """Torch on the CPU; random numbers are what a device would draw."""
+
+    def kernel(self, op, specs, params, out):
+        return op.torch(self.module, specs, params, out)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from tensors.stand_in import StandIn, memory
+from tensors.stand_in import StandIn, Unreplayed, memory
 from tensors.test_engine import (
     ALL_OFF,
     BIG,
@@ -60,12 +60,9 @@ def on_device(monkeypatch):
 def elsewhere(work):
     """What the work gives on the CPU, operation by operation."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backends, "TorchBackend", torch_backend)
+        patch.setattr(backends, "TorchBackend", Unreplayed)
         with gt.init(inline=True, arena="64MiB"):
             return work()
-
-
-torch_backend = backends.TorchBackend
 
 
 def compare(work):
@@ -522,7 +519,10 @@ def test_any_program_gives_equal_results_when_it_is_replayed(drawn):
     engine = session.Engine(backend)
     ready = session.Ready(program, backend, 0, 0)
     plain_run = compiled(
-        program, torch_backend("cpu"), Pool(torch_backend("cpu")), cuda_graphs.as_one(ALL_OFF)
+        program,
+        backends.TorchBackend("cpu"),
+        Pool(backends.TorchBackend("cpu")),
+        cuda_graphs.as_one(ALL_OFF),
     )
     ready.compiled = compiled(program, backend, Pool(backend), cuda_graphs.as_one(Options()))
     held = []

@@ -129,7 +129,7 @@ def imports_by_name(path: pathlib.Path) -> bool:
 def _file_of(package: pathlib.Path, name: str) -> str:
     """What a dotted name is asked of: a module, or the package that has it as a name."""
     parts = name.split(".")[1:]
-    if parts[:1] in (["_core"], ["_graph"], ["_quick"], ["_http2"]):
+    if parts[:1] in (["_core"], ["_graph"], ["_draws"], ["_quick"], ["_http2"]):
         return parts[0]
     while parts:
         place = package.joinpath(*parts)
@@ -257,7 +257,12 @@ def test_nobody_else_imports_by_a_name_that_is_not_written_out():
 @needs_sources
 @pytest.mark.parametrize(
     ("module", "user"),
-    [("_core", "core/binding"), ("_graph", "ops/graph"), ("_quick", "child/quick")],
+    [
+        ("_core", "core/binding"),
+        ("_graph", "ops/graph"),
+        ("_draws", "ops/drawing"),
+        ("_quick", "child/quick"),
+    ],
 )
 def test_a_compiled_module_is_known_to_one_file(module, user):
     users = {
