@@ -489,6 +489,8 @@ serve/frontend/access_log           child
 serve/frontend/routes               child
 serve/frontend/openapi              child
 serve/frontend/pages                child
+serve/frontend/answer_memory        child
+serve/frontend/answer_pace          child
 serve/frontend/message_memory       child
 serve/frontend/grpc_fast_path       child
 serve/frontend/grpc_inference       child

@@ -173,6 +173,18 @@ def test_an_answer_that_its_client_opens_no_window_for_is_given_up(server):
         assert (len(found) > 4000, kind) == (True, h2.HEADERS)
 
 
+@pytest.mark.parametrize(("count", "nbytes"), [(60, 4 << 20), (300, 2 << 20)])
+def test_large_answers_of_one_connection_wait_until_there_is_room(server, count, nbytes):
+    """There is room for half of 256 MiB; calls begin at their pace once one answer was seen."""
+    options = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+    with grpc.insecure_channel(server.grpc_address, options) as channel:
+        ask = channel.unary_unary(h2.INFER, response_deserializer=len)
+        if count > 60:
+            ask(ask_for(nbytes), timeout=servers.DEADLINE_S)
+        asked = [ask.future(ask_for(nbytes), timeout=servers.DEADLINE_S) for _ in range(count)]
+        assert all(one.result() > nbytes for one in asked)
+
+
 def test_answers_whose_bytes_are_not_taken_end_their_connection(server):
     """They go no further than the sockets' buffers."""
     nbytes = 16 << 20

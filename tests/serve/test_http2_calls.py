@@ -17,6 +17,7 @@ pytest.importorskip("shmgpu._http2", reason="there is no libnghttp2", exc_type=I
 
 from shmgpu import _http2 as native
 from shmgpu.serve.frontend import grpc_inference, http2_calls
+from shmgpu.serve.frontend.answer_pace import LARGE
 from shmgpu.serve.frontend.connection import ConnectionLimits
 from shmgpu.serve.frontend.http2_connection import Http2Connection
 from shmgpu.serve.frontend.message_memory import AT_ONCE, MessageMemory
@@ -127,26 +128,113 @@ def test_calls_are_answered_whether_they_come_in_one_piece_or_many():
     run(scenario)
 
 
-def test_answers_that_wait_are_counted_once_and_those_beyond_end_their_calls():
+def test_small_answers_that_are_not_taken_are_counted_once_and_those_beyond_end_their_calls():
     async def scenario():
         calls = Calls(None)
-        side = Side(calls, s4=10)
+        side, answers = Side(calls, s4=10), calls.memory.answers
         for stream in (1, 3, 5):
             side.feed(h2.call(stream, b"quick"))
             calls.quick[-1].reply_whole(types.SimpleNamespace(), bytes(400))
-            assert calls.memory.unread == 400  # half of what all may have is one connection's
+            assert answers.unread == 400  # half of what all may have is one connection's
+        assert answers.waiting == 400  # and half as many may wait
         frames = await side.frames()
-        assert [which for kind, _, which, _ in frames if kind == h2.RST_STREAM] == [3, 5]
+        assert [which for kind, _, which, _ in frames if kind == h2.RST_STREAM] == [5]
         side.feed(h2.window(1, 1000))
         await side.frames()
-        assert calls.memory.unread == 0 and side.connection.open == {}
+        assert (answers.unread, answers.waiting) == (400, 0)
+        side.feed(h2.window(3, 1000))
+        await side.frames()
+        assert answers.unread == 0 and side.connection.open == {}
+
+    run(scenario)
+
+
+async def large(data, context):
+    """As many bytes as the message says, as inferences are answered."""
+    unread = context._calls.memory.answers.hold(int(data), context.peer(), may_wait=True)
+    context.add_done_callback(unread.close)
+    return unread.given([bytes(int(data))])
+
+
+async def beside_answers_that_wait(**more):
+    """A side that has taken none of 400 bytes; two answers wait, and there is no place for more."""
+    side = Side(Calls(large), s4=10)
+    side.feed(h2.call(1, b"400") + h2.call(3, b"300", **more) + h2.call(5, b"200"))
+    assert {which for *_, which, _ in await side.frames()} == {1}
+    memory = side.connection.calls.memory
+    assert (memory.answers.unread, memory.answers.waiting, memory.held) == (400, 500, 0)
+    return side, memory.answers
+
+
+def test_answers_for_which_there_is_no_room_wait_and_go_in_order():
+    async def scenario():
+        side, answers = await beside_answers_that_wait()
+        side.feed(h2.call(7, b"1"))
+        frames = await side.frames()
+        assert {which for *_, which, _ in frames} == {7}
+        assert b"\x0214" in b"".join(payload for *_, payload in frames)  # UNAVAILABLE, at once
+        other = Side(side.connection.calls, s4=10)
+        other.feed(h2.call(1, b"400"))  # others have room all the same
+        assert await other.kinds() == [h2.HEADERS, h2.DATA]
+        other.connection.connection_lost(None)
+        side.feed(h2.window(1, 1000))
+        begun = [which for kind, _, which, _ in await side.frames() if kind == h2.HEADERS]
+        assert begun == [1, 3, 5]  # the first one's is its end
+        assert (answers.unread, answers.waiting) == (500, 0)
+        for stream in (3, 5):
+            side.feed(h2.window(stream, 1000))
+            assert h2.HEADERS in await side.kinds(stream)
+        assert (answers.unread, side.connection.open) == (0, {})
+
+    run(scenario)
+
+
+def test_an_answer_that_waits_is_given_up_with_its_call():
+    async def scenario():
+        side, answers = await beside_answers_that_wait(grpc_timeout="50m")
+        side.connection.pause_writing()  # the client takes not even the trailers
+        while answers.waiting > 200:
+            await asyncio.sleep(0.001)
+        side.connection.resume_writing()
+        side.feed(h2.reset(5))
+        await side.frames()
+        assert (answers.unread, answers.waiting) == (400, 0)
+        side, answers = await beside_answers_that_wait()
+        side.connection.connection_lost(None)
+        await side.frames()
+        assert (answers.unread, answers.waiting) == (0, 0)
+
+    run(scenario)
+
+
+def test_a_call_waits_until_there_is_room_for_an_answer_like_the_last_one():
+    async def scenario():
+        calls = Calls(large, most=10 * LARGE)
+        side = Side(calls, s4=1 << 20)
+        size = b"%d" % (2 * LARGE)
+        side.connection.pause_writing()
+        side.feed(h2.call(1, size))
+        await side.frames()
+        for stream in (3, 5, 7):  # one begins, and would be the last for which there is room
+            side.feed(h2.call(stream, size, grpc_timeout="50m" if stream == 7 else None))
+        await side.frames()
+        assert (calls.memory.answers.unread, calls.memory.answers.waiting) == (4 * LARGE, 0)
+        call = side.connection.open[7]
+        while not call._is_over:
+            await asyncio.sleep(0.001)
+        side.feed(h2.window(0, 1 << 24))
+        side.connection.resume_writing()
+        ends = [which for kind, flags, which, _ in await side.frames() if flags & h2.END_STREAM]
+        assert sorted(ends) == [1, 3, 5, 7]
+        side.connection.connection_lost(None)
+        assert calls.memory.pace._expected == {} and calls.memory.answers.unread == 0
 
     run(scenario)
 
 
 def test_an_answer_that_is_held_by_whoever_made_it_is_not_counted_again():
     async def held(data, context):
-        unread = calls.memory.hold(400, context.peer())
+        unread = calls.memory.answers.hold(400, context.peer())
         context.add_done_callback(unread.close)
         return bytes(400)
 
@@ -156,9 +244,9 @@ def test_an_answer_that_is_held_by_whoever_made_it_is_not_counted_again():
         side = Side(calls, s4=10)
         side.feed(h2.call(1, b"x"))
         await side.frames()
-        assert calls.memory.unread == 400
+        assert calls.memory.answers.unread == 400
         side.connection.connection_lost(None)
-        assert calls.memory.unread == 0
+        assert calls.memory.answers.unread == 0
         call = http2_calls.Http2Call(calls, side.connection, http2_calls.Route(), 3)
         call.ended()
         done = []
@@ -329,7 +417,7 @@ def test_an_inference_that_is_over_leaves_its_message_to_nobody():
                 calls=types.SimpleNamespace(start=start),
             )
             memory = MessageMemory(1000, 1)
-            hold = functools.partial(memory.hold, peer="one")
+            hold = functools.partial(memory.answers.hold, peer="one")
             asked = grpc_inference._Asked(front, hold, b"", read=object())
             gone = weakref.ref(asked)
             end(asked, told.pop())

@@ -13,11 +13,12 @@ from typing import Any
 
 import grpc
 
+from shmgpu.serve.frontend.answer_memory import WaitingAnswer
 from shmgpu.serve.frontend.compression import coding_of
 from shmgpu.serve.frontend.message_memory import ComingMessage, Inflate, MessageMemory, inflated
 from shmgpu.serve.protocol.types import ProtocolError
 
-Handler = Callable[[bytes, Any], Awaitable[bytes]]
+Handler = Callable[[bytes, Any], Awaitable[bytes | WaitingAnswer]]
 
 
 class Admission(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -110,9 +111,10 @@ class Admission(grpc.GenericRpcHandler):  # type: ignore[misc]
                     data = await self.inflated(data, coming, context)
                 answering = handler(data, context)
                 del data  # as below
-                return await answering
+                answer = await answering
             finally:
                 coming.close()
+            return answer if isinstance(answer, bytes) else await answer.whole()
 
         return grpc.stream_unary_rpc_method_handler(answered)
 
@@ -144,10 +146,11 @@ class _OneCall(grpc.RpcMethodHandler):  # type: ignore[misc]
             # What ends a call with an error is in a cycle of grpc's with this frame: it keeps no
             # bytes.
             del data
-            return await answering
+            answer = await answering
         finally:
             coming.close()
+        return answer if isinstance(answer, bytes) else await answer.whole()
 
 
-async def _unread(handler: Handler, received: Any, context: Any) -> bytes:
+async def _unread(handler: Handler, received: Any, context: Any) -> bytes | WaitingAnswer:
     return await handler(b"", context)

@@ -17,6 +17,7 @@ from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
 from shmgpu.serve.frontend import documents, grpc_services
+from shmgpu.serve.frontend.answer_memory import WaitingAnswer
 from shmgpu.serve.frontend.aside import LONG_BYTES
 from shmgpu.serve.frontend.grpc_fast_path import GrpcFastPath
 from shmgpu.serve.frontend.grpc_inference import infer, infer_in_stream, told_of
@@ -29,7 +30,8 @@ from shmgpu.serve.state.regions import NO_CUDA, unknown_region
 
 OPEN_TO_ALL = ("ServerLive", "ServerReady")  # without a token
 
-Handler = Callable[[bytes, Any], Awaitable[bytes]]  # a message, and the call
+# A message, and the call; the answer is given back at once, or when there is room for it.
+Handler = Callable[[bytes, Any], Awaitable[bytes | WaitingAnswer]]
 
 
 # ---- the answers that need nothing but the state ---------------------------------------------
@@ -191,7 +193,7 @@ ANSWERS: dict[str, Callable[[Front, Any], Any]] = {
 # ---- the table -------------------------------------------------------------------------------
 
 
-def _answering(front: Front, name: str) -> Callable[[bytes, Any], Awaitable[bytes]]:
+def _answering(front: Front, name: str) -> Handler:
     method = SERVICE.methods_by_name[name]
     answer, asked = ANSWERS[name], MESSAGES[method.input_type.name]
     response = MESSAGES[method.output_type.name]
@@ -257,7 +259,7 @@ def methods(front: Front, memory: MessageMemory) -> Methods:
 
     fast_path = GrpcFastPath(front.calls, front.catalog)
     prefix = f"/{SERVICE.full_name}/"
-    answers = {prefix + name: _answering(front, name) for name in ANSWERS}
+    answers: dict[str, Handler] = {prefix + name: _answering(front, name) for name in ANSWERS}
     open_calls = {prefix + name: answers.pop(prefix + name) for name in OPEN_TO_ALL}
     open_calls[grpc_services.HEALTH] = grpc_services.health(front)
     asked = grpc_services.reflection(front, memory)

@@ -16,15 +16,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from shmgpu.serve.frontend.answer_memory import UnreadAnswer, WaitingAnswer
 from shmgpu.serve.frontend.aside import LONG_BYTES
 from shmgpu.serve.frontend.compression import coding_of, decoded
 from shmgpu.serve.frontend.grpc_fast_path import GrpcFastPath, KnownMessage
-from shmgpu.serve.frontend.message_memory import (
-    ComingMessage,
-    MessageMemory,
-    UnreadAnswer,
-    inflated,
-)
+from shmgpu.serve.frontend.message_memory import ComingMessage, MessageMemory, inflated
 from shmgpu.serve.frontend.routes import Front
 from shmgpu.serve.protocol import grpc_codec
 from shmgpu.serve.protocol.grpc_codec import MESSAGES
@@ -83,7 +79,8 @@ class _Asked:
     ) -> None:
         started_ns = _now()
         self.unread: UnreadAnswer | None = None  # once it is answered
-        self.answered: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.answered: asyncio.Future[bytes | WaitingAnswer]
+        self.answered = asyncio.get_running_loop().create_future()
         self.pending: Pending | None = None
         self.id = ""
         self._hold = hold
@@ -169,9 +166,8 @@ class _Asked:
                 self._failed(error)
 
     def _answer(self, buffers: Sequence[Any]) -> None:
-        answer = b"".join(buffers)
-        self.unread = self._hold(len(answer))
-        self.answered.set_result(answer)
+        self.unread = self._hold(sum(map(len, buffers)))
+        self.answered.set_result(self.unread.given(buffers))
         self.pending = None  # it refers to us, and we have the message
 
     def _failed(self, error: BaseException | None) -> None:
@@ -182,11 +178,10 @@ class _Asked:
         self.answered.set_exception(error)
         self.answered.exception()  # it is no news where the client has left before it is asked for
 
-    async def answer(self) -> bytes:
+    async def answer(self) -> bytes | WaitingAnswer:
         """The answer's bytes; the call is given up when nobody waits for them any more."""
         try:
-            answer: bytes = await self.answered
-            return answer
+            return await self.answered
         except asyncio.CancelledError:
             self.give_up()
             raise
@@ -194,7 +189,7 @@ class _Asked:
     async def answers(self) -> AsyncGenerator[bytes, None]:
         """As a stream wants it: the only one."""
         answer = await self.answer()
-        assert self.unread is not None
+        assert isinstance(answer, bytes) and self.unread is not None  # none of a stream's waits
         async for one in _sent(answer, self.unread):
             yield one
 
@@ -281,14 +276,16 @@ async def _sent(answer: bytes, unread: UnreadAnswer) -> AsyncGenerator[bytes, No
 
 async def infer(
     front: Front, memory: MessageMemory, fast_path: GrpcFastPath, data: bytes, context: Any
-) -> bytes:
+) -> bytes | WaitingAnswer:
     """One request, one answer."""
+    answer: bytes | WaitingAnswer
     try:
-        hold = functools.partial(memory.hold, peer=context.peer())
+        hold = functools.partial(memory.answers.hold, peer=context.peer(), may_wait=True)
         quick = fast_path.take(data)
         if quick is not None:
-            answer = await quick.answer()
-            unread = hold(len(answer))
+            whole = await quick.answer()
+            unread = hold(len(whole))
+            answer = unread.given([whole])
         else:
             traceparent = traceparent_of(front, context)
             read = await _read_aside(front, data, traceparent)
@@ -380,7 +377,8 @@ async def infer_in_stream(
     front: Front, memory: MessageMemory, received: AsyncIterator[bytes], context: Any
 ) -> AsyncGenerator[bytes, None]:
     """Requests as they come; answers in the requests' order, errors among them."""
-    hold = functools.partial(memory.hold, peer=context.peer())
+    # None waits for room: those behind it in its stream may hold it, and are sent after it.
+    hold = functools.partial(memory.answers.hold, peer=context.peer())
     traceparent = traceparent_of(front, context)
     ahead = asyncio.Semaphore(STREAM_AHEAD)
     out: asyncio.Queue[tuple[_Asked | _Parts | bytes, ComingMessage] | None] = asyncio.Queue()

@@ -19,6 +19,7 @@ from urllib.parse import quote
 from shmgpu import _http2
 from shmgpu._http2 import BROKEN, COMPRESSED, LONG_HEAD, NO_ROOM, TOO_LARGE
 from shmgpu.serve.frontend.access_log import AccessLog
+from shmgpu.serve.frontend.answer_memory import WaitingAnswer
 from shmgpu.serve.frontend.compression import coding_of
 from shmgpu.serve.frontend.grpc_calls import Methods, methods
 from shmgpu.serve.frontend.grpc_inference import CODES, inflate, told_of
@@ -26,7 +27,6 @@ from shmgpu.serve.frontend.message_memory import (
     AT_ONCE,
     FULL,
     MessageMemory,
-    UnreadAnswer,
     inflated,
 )
 from shmgpu.serve.frontend.request import Request
@@ -265,7 +265,8 @@ class Http2Call:
         if self._when_done:  # it is counted
             return
         try:
-            unread = self.hold(self._size)
+            # It may go out all the same: without room it is counted among those that wait.
+            unread = self._calls.memory.answers.hold(self._size, self.peer(), may_wait=True)
         except ProtocolError:
             self._connection.reset(self)
         else:
@@ -331,10 +332,6 @@ class Http2Call:
         """End the call so; raises what ends whoever answers it."""
         raise Failed(code, sentence)
 
-    def hold(self, size: int) -> UnreadAnswer:
-        """Memory of an answer, until it is taken."""
-        return self._calls.memory.hold(size, self.peer())
-
     # ---- its course ------------------------------------------------------------------------
 
     async def _run(self) -> None:
@@ -345,7 +342,9 @@ class Http2Call:
             elif kind == STREAM:
                 await self._stream(handler)
             else:
-                self._answer(await self._answer_to_one(handler))
+                answer_to = self._answer_in_turn if kind == OFTEN else self._answer_to_one
+                answer = await answer_to(handler)
+                self._answer(answer if isinstance(answer, bytes) else await answer.whole())
             return
         except Failed as failed:
             ending = failed.code, failed.sentence
@@ -355,7 +354,16 @@ class Http2Call:
             ending = told_of(error)
         self._end(*ending)
 
-    async def _answer_to_one(self, handler: Any) -> bytes:
+    async def _answer_in_turn(self, handler: Any) -> bytes | WaitingAnswer:
+        """One whose answer may be large."""
+        pace, peer = self._calls.memory.pace, self.peer()
+        expected = await pace.begin(peer)
+        try:
+            return await self._answer_to_one(handler)
+        finally:
+            pace.ended(peer, expected)
+
+    async def _answer_to_one(self, handler: Any) -> bytes | WaitingAnswer:
         calls = self._calls
         is_here = self._first is not None and calls.memory.has_room()
         coming = calls.memory.begin() if is_here else await calls.memory.wait()
@@ -371,7 +379,7 @@ class Http2Call:
                 raise asyncio.CancelledError
             answering = handler(data, self)
             del data  # the frame of who answers has it, as long as it is needed
-            answer: bytes = await answering
+            answer: bytes | WaitingAnswer = await answering
             return answer
         finally:
             coming.close()

@@ -83,6 +83,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         calls, self.open = self.open, {}
         for call in calls.values():
             call.ended()
+        self.calls.memory.pace.forget(self.peer)
 
     def pause_writing(self) -> None:
         """The client takes less than it is sent."""

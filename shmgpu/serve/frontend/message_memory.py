@@ -1,10 +1,9 @@
 """What messages over gRPC hold in a worker: nothing before they may come, and bounded afterwards.
 
 Owns that memory's count, which is not in the arena: how many bytes of requests a worker holds that
-are not answered, of how many calls it receives a message at once, and how many bytes of answers
-wait until their clients take them. Whoever is beyond waits, or is refused, before its message takes
-any memory. Messages that were compressed come so, and are decompressed one by one. Never reads a
-message.
+are not answered, and of how many calls it receives a message at once. Whoever is beyond waits, or
+is refused, before its message takes any memory. Messages that were compressed come so, and are
+decompressed one by one. Never reads a message.
 """
 
 from __future__ import annotations
@@ -15,6 +14,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from shmgpu.serve.frontend.answer_memory import AnswerMemory
+from shmgpu.serve.frontend.answer_pace import AnswerPace
 from shmgpu.serve.frontend.compression import coding_of
 from shmgpu.serve.protocol.types import ProtocolError
 
@@ -23,24 +24,26 @@ Inflate = Callable[[bytes, bytes], Awaitable[bytes]]  # a message, and how it wa
 AT_ONCE = 16  # calls whose messages come at once
 PATIENCE_S = 0.25  # until one that does not come is not counted as coming
 FULL = ProtocolError(503, "the server has no memory left for this request: try again")
-UNREAD = "too many answers wait to be read: read those, then try again"
 
 
 class MessageMemory:
     """What requests of one worker hold.
 
     Args:
-        most: bytes of requests that are not answered, one more may come; and of answers that wait
-            to be read. A connection may have half of the latter, or one answer.
+        most: bytes of requests that are not answered, one more may come; and of answers.
         seconds: that a call may wait until its message may come, and that this may take.
+
+    Attributes:
+        answers: what those hold.
+        pace: when calls may begin beside large ones.
     """
 
     def __init__(self, most: int, seconds: float) -> None:
         self.most = most
         self.seconds = seconds
         self.held = 0
-        self.unread = 0
-        self._unread_by: dict[str, int] = {}  # by connection
+        self.answers = AnswerMemory(most)
+        self.pace = AnswerPace(self.answers)
         self._coming: dict[int, float] = {}  # since when, by id
         self._waiting: deque[asyncio.Future[ComingMessage | None]] = deque()
         self._timer: Any = None
@@ -108,29 +111,6 @@ class MessageMemory:
         """It did not come, as is seen in whatever thread its call was dropped."""
         self._coming.pop(id(coming), None)
 
-    def hold(self, size: int, peer: str) -> UnreadAnswer:
-        """An answer of so many bytes waits to be read by a client, on that connection.
-
-        Raises:
-            ProtocolError: status 503; too many do.
-        """
-        own = self._unread_by.get(peer, 0)
-        is_greedy = own and own + size > self.most // 2
-        if is_greedy or (self.unread and self.unread + size > self.most):
-            raise ProtocolError(503, UNREAD)
-        self.unread += size
-        self._unread_by[peer] = own + size
-        return UnreadAnswer(self, size, peer)
-
-    def taken(self, answer: UnreadAnswer) -> None:
-        """Its client has it, or has left."""
-        self.unread -= answer.size
-        left = self._unread_by[answer.peer] - answer.size
-        if left:
-            self._unread_by[answer.peer] = left
-        else:
-            del self._unread_by[answer.peer]
-
     def _wake(self) -> None:
         waiting = self._waiting
         while waiting and self.held < self.most and len(self._coming) < AT_ONCE:
@@ -148,28 +128,6 @@ class MessageMemory:
         self._timer = None
         if self._waiting:
             self._timer = asyncio.get_running_loop().call_later(PATIENCE_S, self._tick)
-
-
-class UnreadAnswer:
-    """An answer from when it is made until its client has taken it, or has left.
-
-    grpcio offers no way to end a call whose client reads nothing: such an answer is counted until
-    that client leaves.
-    """
-
-    __slots__ = ("_is_over", "_memory", "peer", "size")
-
-    def __init__(self, memory: MessageMemory, size: int, peer: str) -> None:
-        self._memory = memory
-        self._is_over = False
-        self.size = size
-        self.peer = peer
-
-    def close(self, context: Any = None) -> None:
-        """It was taken, or nobody will take it; as gRPC calls it when a call is over."""
-        if not self._is_over:
-            self._is_over = True
-            self._memory.taken(self)
 
 
 class ComingMessage:
