@@ -7,12 +7,15 @@
 #include "ipc/scoreboard.h"
 
 enum {
-  SPIN_NS = 50000,
-  SPIN_TRUST = 12,
-  SPIN_SECOND_CHANCE = 6,
-  SPIN_LOSS = 2,
-  SPIN_RETRY = 128,
-  SPIN_LOOKS = 64
+  LONGEST_NS = 400000, /* that is spun for, and what answers may usually take */
+  NEAR_NS = 50000,
+  SLACK_NS = 50000,
+  LOST_NS = 1000000, /* others take a core for longer; who is to answer, for less */
+  LEARN = 8,         /* a new time counts for one of so many */
+  FIRST_SKIP = 64,   /* calls */
+  LAST_SKIP = 8192,
+  RETRY = 128,       /* calls, for those who do something else when an answer is not near */
+  LOOKS = 64
 };
 
 static int cores_allowed(void) {
@@ -28,8 +31,12 @@ static inline void relax(void) {
 #endif
 }
 
+static int is_answered(const shmi_spin_t *spin) {
+  return __atomic_load_n(spin->answered, __ATOMIC_RELAXED) != spin->seen;
+}
+
 void shmi_spin_open(shmi_spin_t *spin, const uint64_t *answered) {
-  *spin = (shmi_spin_t){.cores = cores_allowed(), .trust = SPIN_SECOND_CHANCE, .answered = answered};
+  *spin = (shmi_spin_t){.cores = cores_allowed(), .answered = answered};
   shmi_spin_note(spin);
 }
 
@@ -37,28 +44,59 @@ void shmi_spin_note(shmi_spin_t *spin) {
   spin->seen = __atomic_load_n(spin->answered, __ATOMIC_RELAXED);
 }
 
-int shmi_spin_pays(shmi_spin_t *spin) {
-  if (spin->trust <= 0) {
-    if (++spin->skipped < SPIN_RETRY) return 0;
-    spin->skipped = 0;
-    spin->trust = SPIN_SECOND_CHANCE;
-  }
+void shmi_spin_learn(shmi_spin_t *spin, uint64_t waited_ns) {
+  if (waited_ns > 2 * LONGEST_NS) waited_ns = 2 * LONGEST_NS; /* one that hangs is soon forgotten */
+  spin->usual_ns = spin->usual_ns == 0
+                       ? waited_ns
+                       : (spin->usual_ns * (LEARN - 1) + waited_ns) / LEARN;
+}
+
+static int has_cores(const shmi_spin_t *spin) {
   return shmi_scoreboard_calls_out() * 2 <= spin->cores;
 }
 
+/* Whether the core was lost lately; this call is counted. */
+static int must_skip(shmi_spin_t *spin) {
+  if (spin->to_skip == 0) return 0;
+  spin->to_skip--;
+  return 1;
+}
+
+int shmi_spin_is_near(shmi_spin_t *spin) {
+  if (must_skip(spin) || !has_cores(spin)) return 0;
+  if (spin->usual_ns > NEAR_NS && ++spin->far < RETRY) return 0;
+  spin->far = 0;
+  return 1;
+}
+
+/* Others want the core: the more often that is found, the later it is looked for again. */
+static void lose_core(shmi_spin_t *spin) {
+  spin->skip *= 2;
+  if (spin->skip < FIRST_SKIP) spin->skip = FIRST_SKIP;
+  if (spin->skip > LAST_SKIP) spin->skip = LAST_SKIP;
+  spin->to_skip = spin->skip;
+}
+
 int shmi_spin(shmi_spin_t *spin) {
-  if (!shmi_spin_pays(spin)) return 0;
-  uint64_t end_ns = shmi_clock_ns() + SPIN_NS;
-  do {
-    for (int look = 0; look < SPIN_LOOKS; look++) {
-      if (__atomic_load_n(spin->answered, __ATOMIC_RELAXED) != spin->seen) {
-        if (spin->trust < SPIN_TRUST) spin->trust++;
+  if (spin->usual_ns > LONGEST_NS || must_skip(spin) || !has_cores(spin)) return 0;
+  uint64_t longest_ns = 2 * spin->usual_ns + SLACK_NS;
+  if (longest_ns > LONGEST_NS) longest_ns = LONGEST_NS;
+  const uint64_t begin_ns = shmi_clock_ns();
+  for (uint64_t now_ns = begin_ns; now_ns - begin_ns < longest_ns;) {
+    for (int look = 0; look < LOOKS; look++) {
+      if (is_answered(spin)) {
+        spin->skip /= 2;
         return 1;
       }
       relax();
     }
     sched_yield(); /* the process that is to answer may be waiting for this core */
-  } while (shmi_clock_ns() < end_ns);
-  spin->trust -= SPIN_LOSS;
+    const uint64_t before_ns = now_ns;
+    now_ns = shmi_clock_ns();
+    if (now_ns - before_ns > LOST_NS) {
+      lose_core(spin);
+      return 0;
+    }
+  }
   return 0;
 }

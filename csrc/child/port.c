@@ -77,9 +77,10 @@ static void send_grow(shmi_entry_t *entry, uint64_t token, uint64_t params) {
   send_one(&frame);
 }
 
-/* Before a call is sent: whether it is the only one that is open, and may be spun for. */
-static int note_alone(uint64_t sequence) {
-  int is_alone = shmi_port.outstanding == 1 && shmi_port.spin.cores > 1;
+/* Before a call is sent: whether it is the only one that is open, and may be spun for. A gang has
+ * work for many cores. */
+static int note_alone(const shm_call_config_t *config, uint64_t sequence) {
+  int is_alone = shmi_port.outstanding == 1 && shmi_port.spin.cores > 1 && !config->gang;
   shmi_port.lone = is_alone ? sequence : 0;
   if (is_alone) shmi_spin_note(&shmi_port.spin);
   return is_alone;
@@ -112,7 +113,7 @@ int shm_port_call(const shm_call_config_t *config, uint64_t params, uint64_t dea
   if (status == SHM_OK) {
     shmi_frame_t frame;
     fill_call(&frame, config, params, entry->sequence, deadline_ns);
-    shmi_port.spins = note_alone(entry->sequence);
+    shmi_port.spins = note_alone(config, entry->sequence);
     send_one(&frame); /* if the broker is gone, this settles the entry, and the wait returns that */
     status = shmi_port_entry_wait(entry, deadline_ns, reply);
     shmi_port.spins = 0;
@@ -194,7 +195,7 @@ int shm_port_submit(const shm_call_config_t *config, uint64_t params, uint64_t d
     entry->ticket = ticket;
     *sequence = entry->sequence;
     fill_call(&frame, config, params, entry->sequence, deadline_ns);
-    note_alone(entry->sequence);
+    note_alone(config, entry->sequence);
     send_one(&frame); /* if the broker is gone, this queues a reply that says so */
   }
   pthread_mutex_unlock(&shmi_port.lock);
@@ -289,7 +290,7 @@ int shm_port_await_reply(uint32_t number, uint64_t sequence, uint64_t deadline_n
 int shm_port_is_near(uint32_t number, uint64_t sequence) {
   if (!shmi_port.open) return 0;
   pthread_mutex_lock(&shmi_port.lock);
-  int is_near = !is_other(number) && shmi_port.lone == sequence && shmi_spin_pays(&shmi_port.spin);
+  int is_near = !is_other(number) && shmi_port.lone == sequence && shmi_spin_is_near(&shmi_port.spin);
   pthread_mutex_unlock(&shmi_port.lock);
   return is_near;
 }

@@ -268,12 +268,14 @@ int shmi_port_lead_once(int64_t timeout_ns, int as_drainer) {
   shmi_port.leading = 1;
   pthread_mutex_unlock(&shmi_port.lock);
   int got = 1;
+  uint64_t began_ns = spins ? shmi_clock_ns() : 0;
   int is_near = spins && shmi_spin(&shmi_port.spin);
   if (!is_near && looks_up) got = shmi_port_wait_for_reply(reply_fd, tick_fd, timeout_ns);
   SHMI_FAULT(BEFORE_READ);
   if (got == 1) got = shmi_pipe_read(reply_fd, frames, SHMI_PIPE_BURST);
   else if (got == 0) got = SHM_EAGAIN;
   if (got > 0) SHMI_FAULT(AFTER_READ);
+  if (spins && got > 0) shmi_spin_learn(&shmi_port.spin, shmi_clock_ns() - began_ns);
   if (!shmi_port_lock_again(epoch)) return SHM_ENOT_RUNNING;
   if (got > 0) {
     settle_frames(frames, got, as_drainer);
