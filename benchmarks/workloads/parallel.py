@@ -1,7 +1,9 @@
 """parallel: training on two helpers as one device, beside the same without.
 
 ``processor``: what a step costs the program that records it, in processor time, beside the same on
-one helper: a network of 784-128-10, a batch of 32, the loss read at every step.
+one helper: a network of 784-128-10, a batch of 32, the loss read at every step. The program on one
+helper may watch for its answer, which counts, and a gang's sleeps: where cores are idle recording
+costs more than this says (1.44 without watching, when this said 1.13).
 ``data_parallel``: steps a second of 784-512-512-10 with batches of 512 on two helpers, beside two
 programs at once that each train such a network of their own with half of that batch, on a helper of
 their own: they never meet, so nothing that meets can be quicker. Helpers have the threads that they

@@ -108,7 +108,7 @@ def eye(n: int, m: int, dtype: DType) -> Node:
 # ---- drawn ---------------------------------------------------------------------------------------
 
 # Binary digits of a number from 0 to 1 so that it is never rounded up to 1.
-_DIGITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
+_DIGITS = {"float16": 11, "bfloat16": 8, "float64": 53}
 
 
 class DrawnAhead:

@@ -518,12 +518,8 @@ def test_any_program_gives_equal_results_when_it_is_replayed(drawn):
     backend = StandIn()
     engine = session.Engine(backend)
     ready = session.Ready(program, backend, 0, 0)
-    plain_run = compiled(
-        program,
-        backends.TorchBackend("cpu"),
-        Pool(backends.TorchBackend("cpu")),
-        cuda_graphs.as_one(ALL_OFF),
-    )
+    host = backends.TorchBackend("cpu")
+    plain_run = compiled(program, host, Pool(host), cuda_graphs.as_one(ALL_OFF))
     ready.compiled = compiled(program, backend, Pool(backend), cuda_graphs.as_one(Options()))
     held = []
     for turn in range(RUNS + 3):
