@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/descriptor.h"
 #include "base/error_detail.h"
+#include "child/adaptive_spin.h"
 #include "child/attach.h"
 #include "child/heap.h"
 #include "child/port.h"
@@ -49,6 +50,8 @@ const char *shm_function_name(uint64_t row) {
 }
 
 void shm_dump_arenas(int wanted) { shmi_arena_dump(wanted); }
+
+void shm_allow_spinning(int allowed) { shmi_spin_allow(allowed); }
 
 /* ---- launching C programs ---- */
 

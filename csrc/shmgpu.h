@@ -332,6 +332,11 @@ typedef struct shm_host {
  * regions that are mapped from here on (1), or omit them (0, the default). */
 void shm_dump_arenas(int wanted);
 
+/* Whether a lone caller in this process, and in those that it forks, may watch for an answer that
+ * usually comes soon (1, the default), which takes processor time and saves wake-ups, or always
+ * sleeps (0). For brokers that are launched or joined from here on. */
+void shm_allow_spinning(int allowed);
+
 /* Become the parent and dispatch until every child has ended (launch), or, with
  * config->caller_is_child, fork a parent and return in the caller, now child 0, once every helper
  * is ready. shm_error_detail() says more about a failure. */

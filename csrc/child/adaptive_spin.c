@@ -18,6 +18,10 @@ enum {
   LOOKS = 64
 };
 
+static int is_forbidden;
+
+void shmi_spin_allow(int allowed) { is_forbidden = !allowed; }
+
 static int cores_allowed(void) {
   cpu_set_t set;
   return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
@@ -36,7 +40,7 @@ static int is_answered(const shmi_spin_t *spin) {
 }
 
 void shmi_spin_open(shmi_spin_t *spin, const uint64_t *answered) {
-  *spin = (shmi_spin_t){.cores = cores_allowed(), .answered = answered};
+  *spin = (shmi_spin_t){.cores = is_forbidden ? 0 : cores_allowed(), .answered = answered};
   shmi_spin_note(spin);
 }
 
@@ -52,7 +56,7 @@ void shmi_spin_learn(shmi_spin_t *spin, uint64_t waited_ns) {
 }
 
 static int has_cores(const shmi_spin_t *spin) {
-  return shmi_scoreboard_calls_out() * 2 <= spin->cores;
+  return spin->cores > 1 && shmi_scoreboard_calls_out() * 2 <= spin->cores;
 }
 
 /* Whether the core was lost lately; this call is counted. */

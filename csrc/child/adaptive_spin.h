@@ -24,6 +24,8 @@ typedef struct shmi_spin {
   uint64_t seen;            /* of that, before the call */
 } shmi_spin_t;
 
+/* In this process, and those it forks, from the next shmi_spin_open() on: 0: no caller spins. */
+void shmi_spin_allow(int allowed);
 void shmi_spin_open(shmi_spin_t *spin, const uint64_t *answered);
 /* Before a call is sent. */
 void shmi_spin_note(shmi_spin_t *spin);

@@ -352,6 +352,7 @@ def enter(connection: socket.socket, wait: float | None) -> tuple[int, Port, man
     config.warn_unknown()
     logs.configure()
     core.dump_arenas(config.resolve("dump_arenas"))
+    core.allow_spinning(config.resolve("spin"))
     descriptor = core.new_descriptor()
     try:
         with connection:

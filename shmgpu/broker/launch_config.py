@@ -73,6 +73,7 @@ class LaunchConfig:
         self.scratch: int = resolve("scratch")
         self.parked: int = config.resolve("parked")
         core.dump_arenas(config.resolve("dump_arenas"))
+        core.allow_spinning(config.resolve("spin"))
         self.restart: str = resolve("restart")
         self.max_restarts: int = resolve("max_restarts")
         seed = resolve("seed")

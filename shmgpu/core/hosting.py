@@ -216,6 +216,11 @@ def dump_arenas(wanted: bool) -> None:
     lib.shm_dump_arenas(int(wanted))
 
 
+def allow_spinning(allowed: bool) -> None:
+    """shm_allow_spinning: whether lone callers may watch for answers instead of sleeping."""
+    lib.shm_allow_spinning(int(allowed))
+
+
 def new_descriptor() -> Any:
     """Room for a descriptor, at index 0; -1 until there is one."""
     return ffi.new("int *", -1)

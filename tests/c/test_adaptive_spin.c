@@ -76,6 +76,16 @@ TEST(it_ends_where_no_answer_comes) {
   end();
 }
 
+TEST(nobody_spins_where_that_is_forbidden) {
+  shmi_spin_allow(0);
+  CHECK_EQ(shmi_scoreboard_create(1, 1, 0), SHM_OK);
+  shmi_spin_open(&spin, &answered);
+  shmi_spin_allow(1);
+  CHECK_EQ(shmi_spin_is_near(&spin), 0);
+  CHECK_EQ(answered_at_once(), 0);
+  end();
+}
+
 static _Atomic int is_over;
 
 static void *works(void *unused) {
