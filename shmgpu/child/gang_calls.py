@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from shmgpu import core
@@ -23,10 +22,7 @@ from shmgpu.errors import ShmError
 
 LEAST_OUTPUT_BYTES = 4096  # of each member: where the text of an exception has room, too
 
-_HEAD = struct.Struct(core.GANG_BLOCK_FORMAT)
 
-
-@dataclass(frozen=True)
 class MemberBlock:
     """What one member is sent.
 
@@ -36,10 +32,15 @@ class MemberBlock:
         output_bytes: size of its output buffer.
     """
 
-    head: bytes
-    code: bytes
-    addresses: Sequence[int] = ()
-    output_bytes: int = 0
+    __slots__ = ("addresses", "code", "head", "output_bytes")
+
+    def __init__(
+        self, head: bytes, code: bytes, addresses: Sequence[int] = (), output_bytes: int = 0
+    ) -> None:
+        self.head = head
+        self.code = code
+        self.addresses = addresses
+        self.output_bytes = output_bytes
 
 
 class GangCallPlan(RawCallPlan):
@@ -48,9 +49,10 @@ class GangCallPlan(RawCallPlan):
     Attributes:
         helpers: by rank: ranks follow the helpers' numbers.
         mask: the same as bits.
+        table: what stands before the blocks.
     """
 
-    __slots__ = ("helpers", "mask")
+    __slots__ = ("helpers", "mask", "table")
 
     def __init__(
         self, row: int, pool: int, helpers: Sequence[int], name: str, port: int = 0
@@ -58,6 +60,7 @@ class GangCallPlan(RawCallPlan):
         super().__init__(row, pool, 0, name, port)
         self.helpers = tuple(sorted(set(helpers)))
         self.mask = sum(1 << helper for helper in self.helpers)
+        self.table = struct.Struct(f"{core.GANG_BLOCK_FORMAT}{len(self.helpers)}I")
 
 
 class GangCall(Call):
@@ -69,7 +72,7 @@ class GangCall(Call):
         is_committed: whether what it did stands, also after a failure.
     """
 
-    __slots__ = ("_buffers", "failed_helper", "is_committed", "outputs")
+    __slots__ = ("_buffers", "_unused", "failed_helper", "is_committed", "outputs")
 
     plan: GangCallPlan
 
@@ -80,6 +83,8 @@ class GangCall(Call):
         self.config.placement = self.plan.mask
         self.outputs: list[int] = []
         self._buffers: list[Any] = []
+        # By rank, of members that had nothing to write: the buffer and its address.
+        self._unused: dict[int, tuple[Any, int]] = {}
         self.failed_helper = -1
         self.is_committed = False
 
@@ -89,26 +94,32 @@ class GangCall(Call):
         Raises:
             ArenaFull: the arena has no memory for the blocks or an output buffer.
         """
-        members = self.plan.helpers
-        assert len(parts) == len(members), "a part for each member"
+        plan = self.plan
+        assert len(parts) == len(plan.helpers), "a part for each member"
         offsets = []
-        end = aligned(_HEAD.size + 4 * len(members))
+        end = aligned(plan.table.size)
         for part in parts:
             offsets.append(end)
-            end = aligned(end + _block_bytes(part))
+            end += aligned(parts_at(len(part.addresses)) + len(part.head) + len(part.code))
         if end > len(self.block):
             self.block, self.address = arena.allocate(end)
-        _HEAD.pack_into(self.block, 0, end, core.GANG_BLOCK_VERSION, len(members), self.plan.mask)
-        struct.pack_into(f"<{len(members)}I", self.block, _HEAD.size, *offsets)
-        self._buffers = buffers = []
-        self.outputs = []
-        for part, offset in zip(parts, offsets, strict=True):
-            nbytes = max(part.output_bytes, LEAST_OUTPUT_BYTES)
-            buffer, address = arena.allocate(nbytes)
+        block, shift, unused = self.block, plan.shift, self._unused
+        plan.table.pack_into(
+            block, 0, end, core.GANG_BLOCK_VERSION, len(parts), plan.mask, *offsets
+        )
+        self.result = self._buffers = buffers = []
+        self.outputs = outputs = []
+        for rank, part in enumerate(parts):
+            nbytes = part.output_bytes
+            if nbytes == 0 and rank in unused:
+                buffer, output = unused[rank]
+            else:
+                buffer, output = arena.allocate(max(nbytes, LEAST_OUTPUT_BYTES))
+                if nbytes == 0:
+                    unused[rank] = buffer, output
             buffers.append(buffer)
-            self.outputs.append(address)
-            _write(self.block, offset, part, address, nbytes, self.plan.shift)
-        self.result = buffers
+            outputs.append(output)
+            _write(block, offsets[rank], part, output, len(buffer), shift)
 
     def note(self, reply: Any) -> None:
         """It failed: whose failure it is, and whether it stands. Its error's text is there."""
@@ -131,7 +142,8 @@ class GangCall(Call):
         self.plan.idle.append(self)
 
     def release(self) -> None:
-        """As any call; it stays the gang's."""
+        """As any call; it stays the gang's. Somebody may still read what it wrote."""
+        self._unused = {}
         if len(self.block) > MAX_KEPT_BLOCK:
             self.block = b""
         self._buffers = []
@@ -141,21 +153,30 @@ class GangCall(Call):
         """It has none: where it runs is what it is."""
 
 
-def _block_bytes(part: MemberBlock) -> int:
-    return parts_at(len(part.addresses)) + len(part.head) + len(part.code)
-
-
 def _write(
-    buffer: Any, offset: int, part: MemberBlock, output: int, nbytes: int, shift: int
+    block: Any, offset: int, part: MemberBlock, output: int, nbytes: int, shift: int
 ) -> None:
-    arity = len(part.addresses)
-    addresses = [address + shift for address in part.addresses]
-    lengths = len(part.head), len(part.code)
-    size = _block_bytes(part)
-    put = block_writer(arity)
-    put(buffer, offset, size, VERSION, arity, output + shift, nbytes, *addresses, *lengths)
+    head, code, addresses = part.head, part.code, part.addresses
+    arity = len(addresses)
     begin = offset + parts_at(arity)
-    buffer[begin : offset + size] = part.head + part.code
+    end = begin + len(head) + len(code)
+    if shift:
+        output += shift
+        addresses = [address + shift for address in addresses]
+    put = block_writer(arity)
+    put(
+        block,
+        offset,
+        end - offset,
+        VERSION,
+        arity,
+        output,
+        nbytes,
+        *addresses,
+        len(head),
+        len(code),
+    )
+    block[begin:end] = head + code
 
 
 def outcome_of(error: BaseException) -> tuple[int, bool]:

@@ -170,6 +170,7 @@ def address_writer(arity: int, shift: int) -> Callable[..., None]:
     return pack_shifted
 
 
+@functools.lru_cache(maxsize=256)
 def block_writer(arity: int) -> Callable[..., None]:
     """Writes all that precedes the two parts of a block, which the caller writes himself.
 

@@ -287,6 +287,11 @@ class ProgramDraft:
         self._places = places
         self._code = code
 
+    @property
+    def structure(self) -> tuple[Any, ...]:
+        """Equal for drafts whose operations, and what they are given, are alike."""
+        return tuple(self._code)
+
     def settled(self, kept: list[Node], donated: list[Node]) -> ProgramDraft:
         """Itself, with all that makes its key."""
         self.kept = kept

@@ -101,48 +101,48 @@ class MeshMessage:
         self, port: Port, execute: Function[..., Any], plans: dict[Any, GangCallPlan], flags: int
     ) -> GangCall:
         """The message as it is sent."""
-        helpers = self.program.lowered.mesh.helpers
-        key = (helpers, port.transport.number)
+        program, number = self.program, self.program.number
+        mesh = program.lowered.mesh
+        key = (mesh.helpers, port.transport.number)
         plan = plans.get(key)
         if plan is None:
             plans.clear()
             plan = plans[key] = GangCallPlan(
-                execute.row, 0, helpers, execute.name, port.transport.number
+                execute.row, 0, mesh.helpers, execute.name, port.transport.number
             )
         call = plan.idle.pop() if plan.idle else GangCall(plan, port.arena)
         assert isinstance(call, GangCall)
         addresses = [one.address for one in self.arrays]
         handles = [handle for handle, _ in self.residents]
-        program = self.program
-        # A gang's members stand in the order of their numbers, whatever the mesh's is.
-        blocks: dict[int, Any] = dict.fromkeys(sorted(program.lowered.mesh.helpers))
+        blocks: list[Any] = [None] * mesh.size
         for rank, life in enumerate(self.lives):
             freed = [handle for handle, _ in self.freed[rank]]
-            head = HEAD.pack(program.number, flags | COMMITS, self.first, len(handles), len(freed))
+            head = HEAD.pack(number, flags | COMMITS, self.first, len(handles), len(freed))
             if handles or freed:
                 head += packed_handles(len(handles) + len(freed)).pack(*handles, *freed)
-            code = b"" if program.number in life.told else program.codes[rank]
-            blocks[life.number] = MemberBlock(
+            code = b"" if number in life.told else program.codes[rank]
+            # A gang's members stand in the order of their numbers, whatever the mesh's is.
+            blocks[mesh.places[rank]] = MemberBlock(
                 head + self.numbers, code, addresses, program.output_bytes[rank]
             )
-        call.fill([*blocks.values()], port.arena)
+        call.fill(blocks, port.arena)
         return call
 
     def delivered(self, recorder: object) -> None:
         """It is out, or answered: what it keeps has handles, what it was given for good is gone."""
-        for rank, life in enumerate(self.lives):
-            life.told.add(self.program.number)
-            for _, nbytes in self.freed[rank]:
-                life.nbytes -= nbytes
-            for node in self.donated:
-                life.nbytes -= node.value.nbytes[rank]
-        for node in self.donated:
-            node.value.is_ours = False
-        for place, node in enumerate(self.kept):
-            layout, sizes = self.program.kept[place]
-            node.value = Spread(recorder, layout, self.lives, self.first + place, sizes)
-            for life, nbytes in zip(self.lives, sizes, strict=True):
-                life.nbytes += nbytes
+        program, lives = self.program, self.lives
+        donated = [node.value for node in self.donated]
+        for rank, life in enumerate(lives):
+            life.told.add(program.number)
+            life.nbytes += program.kept_bytes[rank]
+            life.nbytes -= sum([nbytes for _, nbytes in self.freed[rank]])
+            life.nbytes -= sum([value.nbytes[rank] for value in donated])
+        for value in donated:
+            value.is_ours = False
+        for handle, (node, (layout, sizes)) in enumerate(
+            zip(self.kept, program.kept, strict=True), self.first
+        ):
+            node.value = Spread(recorder, layout, lives, handle, sizes)
 
     def take_back(self) -> None:
         """Nothing of it was done, though it was out: its nodes are what they were."""

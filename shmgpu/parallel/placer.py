@@ -29,7 +29,7 @@ from shmgpu.ops.redistribution import RECORDED
 from shmgpu.parallel.crossing import Hints, Turn, hints_of, in_the_arena
 from shmgpu.parallel.mending import mend
 from shmgpu.parallel.message import MeshMessage
-from shmgpu.parallel.programs import MeshPrograms, Wanted, layouts_of
+from shmgpu.parallel.programs import MAX_PROGRAMS, MeshPrograms, Wanted, layouts_of
 from shmgpu.tensors import recorder as recording
 from shmgpu.tensors.failures import (
     ANOTHER,
@@ -58,6 +58,7 @@ class MeshPlacer:
         self._recorder = recorder
         self._programs = MeshPrograms()
         self._plans: dict[Any, GangCallPlan] = {}
+        self._meshes: dict[Any, Mesh | None] = {}  # of all of a structure; None: of no one
         self._sent: deque[tuple[CallFuture[Any], MeshMessage]] = deque()
         self._deaths = 0  # since a message was last answered
         self._hints: Hints = {}  # of what is on several meshes and being computed
@@ -75,6 +76,14 @@ class MeshPlacer:
                 if self._sent:
                     self.settle(MAX_SENT)
                 order = needed([*(n for n in recorder.pending if n.owners), *read])
+                draft = ProgramDraft(order, read, Spread)
+                only = self._mesh_of_all(draft)
+                if only is not None:
+                    roots, recorder.pending = recorder.pending, []
+                    if self._compute_on(only, roots, read, wait, draft):
+                        return []
+                    continue
+                del draft  # what it refers to would count as needed
                 found, turns = self._by_mesh(order, read)
                 for turn in turns:
                     for node in turn.kept:
@@ -95,7 +104,6 @@ class MeshPlacer:
                             roots,
                             [*dict.fromkeys([*own, *passed])],
                             wait or bool(passed),
-                            nodes if nodes is order else None,
                         )
                     if not is_sent:
                         is_done = False
@@ -136,10 +144,7 @@ class MeshPlacer:
         """What is to be computed on each mesh; and turns of what is of several."""
         found: dict[Mesh, list[Node]] = {}
         turns: list[Turn] = []
-        only = None if self._hints else _mesh_of_all(order)
-        if only is not None:
-            found[only] = order
-        for part in parts_of(order) if only is None else ():
+        for part in parts_of(order):
             meshes = meshes_of(part.nodes)
             if len(meshes) > 1 or (meshes and self._hints):
                 self._hints.update(hints_of(part.nodes))
@@ -154,6 +159,21 @@ class MeshPlacer:
                 found.setdefault(node.value.layout.mesh, [])
         return found, turns
 
+    def _mesh_of_all(self, draft: ProgramDraft) -> Mesh | None:
+        """The mesh on which all of it is to be done; None where it takes a closer look to say."""
+        if self._hints or not draft.order:
+            return None
+        key = (draft.structure, layouts_of(draft.arrays))
+        try:
+            mesh = self._meshes[key]
+        except KeyError:
+            if len(self._meshes) >= MAX_PROGRAMS:
+                self._meshes.clear()
+            mesh = self._meshes[key] = _mesh_of_all(draft.order)
+        if mesh is None or not all(_is_to_be_on(mesh, node) for node in draft.read):
+            return None
+        return mesh
+
     # ---- one message ---------------------------------------------------------------------------
 
     def _compute_on(
@@ -162,19 +182,19 @@ class MeshPlacer:
         roots: list[Node],
         read: list[Node],
         wait: bool,
-        known: list[Node] | None = None,
+        known: ProgramDraft | None = None,
     ) -> bool:
         """Send what waits on a mesh, all at once; False where it has to be sent once more.
 
         All of it, because a node that only others in the message need has no history after it.
-        ``known``: all that these need, where that was found before.
+        ``known``: of all that these need, where that was drafted before.
         """
         recorder = self._recorder
         try:
             while True:
                 roots = [node for node in roots if node.owners and node.value is None]
-                order, known = known or needed([*roots, *read]), None
-                draft = ProgramDraft(order, read, Spread)
+                draft, known = known or ProgramDraft(needed([*roots, *read]), read, Spread), None
+                order = draft.order
                 if self._are_lost(draft.arrays):
                     lose_what_follows(order, recorder)
                     read = [node for node in read if type(node.value) is not LostValue]
@@ -478,6 +498,10 @@ def _mesh_of_all(order: Sequence[Node]) -> Mesh | None:
             if node in on:
                 on.update([one for one in node.inputs if one.value is None])
     return mesh if len(on) == len(order) else None
+
+
+def _is_to_be_on(mesh: Mesh, node: Node) -> bool:
+    return node.value is None or _lies_on(mesh, node)
 
 
 def _lies_on(mesh: Mesh, node: Node) -> bool:

@@ -42,6 +42,7 @@ class MeshProgram:
         constants: the last of these, which are always the same.
         output_bytes: of each member's output buffer.
         kept: of each value that stays, how it lies, and the bytes of each member's piece.
+        kept_bytes: of each member, of all these pieces.
         read: of each value that is looked at, its spec and its pieces.
     """
 
@@ -49,6 +50,7 @@ class MeshProgram:
         "codes",
         "constants",
         "kept",
+        "kept_bytes",
         "lowered",
         "number",
         "numbers",
@@ -74,6 +76,9 @@ class MeshProgram:
                 (layout, bytes_of(layout, specs[slot]))
                 for slot, layout in zip(program.kept, lowered.kept, strict=True)
             ]
+        )
+        self.kept_bytes = tuple(
+            [sum(sizes[rank] for _, sizes in self.kept) for rank in range(lowered.mesh.size)]
         )
         pieces: list[list[Piece]] = [[] for _ in program.read]
         sizes = []

@@ -21,8 +21,8 @@ from shmgpu.parallel.placer import meshes_of
 from shmgpu.tensors import current
 from shmgpu.tensors.grad_mode import no_grad
 from shmgpu.tensors.message import LostValue, Spread, said
+from shmgpu.tensors.operands import leaf_of
 from shmgpu.tensors.tensor import Tensor
-from shmgpu.tensors.tensor import tensor as tensor_of
 from shmgpu.tensors.walks import needed
 
 Placements = Sequence[Placement] | Placement | None
@@ -46,8 +46,9 @@ def distribute_tensor(
             tensor lacks.
     """
     checked_mesh(device_mesh, "distribute_tensor")
-    whole = tensor if isinstance(tensor, Tensor) else tensor_of(tensor)
-    layout = device_mesh.layout(placements, whole.ndim, _before(whole, device_mesh))
+    node = tensor._node if isinstance(tensor, Tensor) else leaf_of(tensor, None)
+    before = None if device_mesh.is_whole else _before(Tensor(node), device_mesh)
+    layout = device_mesh.layout(placements, len(node.spec.shape), before)
     if min(layout.codes) < 0 and any(
         isinstance(one, Partial) for one in device_mesh.placements_of(layout)
     ):
@@ -55,10 +56,10 @@ def distribute_tensor(
             "distribute_tensor: a whole tensor is cut or copied, not partial: use Shard(dim) or "
             "Replicate()"
         )
-    if not whole.requires_grad:
-        return Tensor(redistribution.redistribute(whole._node, layout))
+    if not node.needs_grad:
+        return Tensor(redistribution.redistribute(node, layout))
     with no_grad():
-        made = Tensor(redistribution.redistribute(whole._node, layout))
+        made = Tensor(redistribution.redistribute(node, layout))
     return made.requires_grad_()
 
 

@@ -37,13 +37,16 @@ def is_on(mesh: Any, node: Node) -> bool:
     met, stack = {node}, [node]
     while stack:
         one = stack.pop()
-        if type(one.value) is Spread and one.value.layout.mesh is mesh:
-            return True
-        if one.value is None:
+        value = one.value
+        if value is None:
             if one.op in RECORDED and one.params[0].mesh is mesh:
                 return True
-            stack += [each for each in one.inputs if each not in met]
-            met.update(one.inputs)
+            for each in one.inputs:
+                if each not in met:
+                    met.add(each)
+                    stack.append(each)
+        elif type(value) is Spread and value.layout.mesh is mesh:
+            return True
     return False
 
 
