@@ -136,6 +136,19 @@ def test_tensors_of_two_meshes_are_computed_each_on_its_own(two):
     assert a.device_mesh == one and b.device_mesh == other
 
 
+def test_the_same_program_is_done_where_its_tensors_lie_each_time(two):
+    """What was found out of a structure holds for tensors that lie so, and for no others."""
+    meshes = [two.mesh(2), mesh_of_helpers([1, 0]), two.mesh(1)]
+    lying = [distribute_tensor(whole(4, 2), mesh, [Shard(0)]) for mesh in meshes]
+    current.recorder().flush()
+    for _ in range(2):
+        for x, mesh in zip(lying, meshes, strict=True):
+            doubled = x * 2
+            assert doubled.tolist() == (whole(4, 2) * 2).tolist()
+            assert doubled.device_mesh == mesh
+    assert (gt.tensor(whole(4, 2)) * 2).tolist() == (whole(4, 2) * 2).tolist()
+
+
 def bytes_of_helpers(count):
     found = []
     for number in range(count):
