@@ -5,7 +5,10 @@
 #include "helper/reduction.h"
 #include "ipc/scoreboard.h"
 
-enum { NAIVE_BYTES = 1 << 15 }; /* up to here an all_reduce in one meeting is the quickest */
+enum {
+  NAIVE_BYTES = 1 << 15, /* up to here an all_reduce in one meeting is the quickest */
+  BLOCK_BYTES = 1 << 13  /* that are reduced, and copied at once */
+};
 
 /* ---- reduce_scatter ---- */
 
@@ -119,7 +122,7 @@ typedef struct chunk {
 
 static uint64_t elements_a_chunk(const shmi_run_t *run) {
   uint64_t size = (uint64_t)run->size, each = run->piece / run->item;
-  return each * size / (size - 1) - size; /* what the others' pieces of it fill */
+  return each * size / (size - 1); /* what the others' pieces of it fill */
 }
 
 static chunk_t chunk_of(const shmi_run_t *run, uint64_t number) {
@@ -138,6 +141,19 @@ void shmi_run_post_to_reduce(const shmi_run_t *run, uint64_t number, int slot) {
   memcpy(to + begin, from + end, chunk.n * run->item - end);
   used = chunk.n * run->item - (end - begin);
   close_post(run, slot, shmi_run_step_of_chunk(number), used, run->others);
+}
+
+/* The reduction into two places, a block at a time: the second is copied from the nearest cache. */
+static void reduce_twice(const shmi_run_t *run, char *to, char *also_to,
+                         const void *const sources[], size_t n) {
+  const void *from[SHM_MAX_HELPERS];
+  size_t each = BLOCK_BYTES / run->item;
+  for (size_t at = 0; at < n; at += each) {
+    size_t some = min_size(n - at, each), offset = at * run->item;
+    for (int rank = 0; rank < run->size; rank++) from[rank] = (const char *)sources[rank] + offset;
+    shmi_reduce(run->asked->dtype, run->asked->reduction, to + offset, from, run->size, some);
+    memcpy(also_to + offset, to + offset, some * run->item);
+  }
 }
 
 static int reduce_own_piece(shmi_run_t *run, uint64_t number) {
@@ -162,8 +178,7 @@ static int reduce_own_piece(shmi_run_t *run, uint64_t number) {
   if (status == SHM_OK) status = open_post(run, &slot, &slot_at);
   if (status != SHM_OK) return status;
   char *out = run->out + (chunk.at + begin) * run->item;
-  shmi_reduce(run->asked->dtype, run->asked->reduction, slot_at, sources, run->size, end - begin);
-  memcpy(out, slot_at, (end - begin) * run->item);
+  reduce_twice(run, slot_at, out, sources, end - begin);
   close_post(run, slot, step_of_reduced(number), (end - begin) * run->item, run->others);
   return SHM_OK;
 }
