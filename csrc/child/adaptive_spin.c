@@ -7,7 +7,6 @@
 #include "ipc/scoreboard.h"
 
 enum {
-  LONGEST_NS = 400000, /* that is spun for, and what answers may usually take */
   NEAR_NS = 50000,
   SLACK_NS = 50000,
   LOST_NS = 1000000, /* others take a core for longer; who is to answer, for less */
@@ -39,8 +38,10 @@ static int is_answered(const shmi_spin_t *spin) {
   return __atomic_load_n(spin->answered, __ATOMIC_RELAXED) != spin->seen;
 }
 
-void shmi_spin_open(shmi_spin_t *spin, const uint64_t *answered) {
-  *spin = (shmi_spin_t){.cores = is_forbidden ? 0 : cores_allowed(), .answered = answered};
+void shmi_spin_open(shmi_spin_t *spin, const uint64_t *answered, uint64_t longest_ns) {
+  *spin = (shmi_spin_t){.cores = is_forbidden ? 0 : cores_allowed(),
+                        .longest_ns = longest_ns,
+                        .answered = answered};
   shmi_spin_note(spin);
 }
 
@@ -49,7 +50,8 @@ void shmi_spin_note(shmi_spin_t *spin) {
 }
 
 void shmi_spin_learn(shmi_spin_t *spin, uint64_t waited_ns) {
-  if (waited_ns > 2 * LONGEST_NS) waited_ns = 2 * LONGEST_NS; /* one that hangs is soon forgotten */
+  uint64_t most_ns = 2 * spin->longest_ns;
+  if (waited_ns > most_ns) waited_ns = most_ns; /* one that hangs is soon forgotten */
   spin->usual_ns = spin->usual_ns == 0
                        ? waited_ns
                        : (spin->usual_ns * (LEARN - 1) + waited_ns) / LEARN;
@@ -82,9 +84,9 @@ static void lose_core(shmi_spin_t *spin) {
 }
 
 int shmi_spin(shmi_spin_t *spin) {
-  if (spin->usual_ns > LONGEST_NS || must_skip(spin) || !has_cores(spin)) return 0;
+  if (spin->usual_ns > spin->longest_ns || must_skip(spin) || !has_cores(spin)) return 0;
   uint64_t longest_ns = 2 * spin->usual_ns + SLACK_NS;
-  if (longest_ns > LONGEST_NS) longest_ns = LONGEST_NS;
+  if (longest_ns > spin->longest_ns) longest_ns = spin->longest_ns;
   const uint64_t begin_ns = shmi_clock_ns();
   for (uint64_t now_ns = begin_ns; now_ns - begin_ns < longest_ns;) {
     for (int look = 0; look < LOOKS; look++) {

@@ -77,13 +77,14 @@ static void send_grow(shmi_entry_t *entry, uint64_t token, uint64_t params) {
   send_one(&frame);
 }
 
-/* Before a call is sent: whether it is the only one that is open, and may be spun for. A gang has
- * work for many cores. */
-static int note_alone(const shm_call_config_t *config, uint64_t sequence) {
-  int is_alone = shmi_port.outstanding == 1 && shmi_port.spin.cores > 1 && !config->gang;
-  shmi_port.lone = is_alone ? sequence : 0;
-  if (is_alone) shmi_spin_note(&shmi_port.spin);
-  return is_alone;
+/* Before a call is sent: how to spin for it, if it is the only one that is open. */
+static shmi_spin_t *note_alone(const shm_call_config_t *config) {
+  shmi_spin_t *spin = config->gang ? &shmi_port.gang_spin : &shmi_port.spin;
+  int is_alone = shmi_port.outstanding == 1 && spin->cores > 1;
+  shmi_port.lone = 0;
+  if (!is_alone) return NULL;
+  shmi_spin_note(spin);
+  return spin;
 }
 
 /* ---- the binding's calls ---- */
@@ -113,10 +114,10 @@ int shm_port_call(const shm_call_config_t *config, uint64_t params, uint64_t dea
   if (status == SHM_OK) {
     shmi_frame_t frame;
     fill_call(&frame, config, params, entry->sequence, deadline_ns);
-    shmi_port.spins = note_alone(config, entry->sequence);
+    shmi_port.spins = note_alone(config);
     send_one(&frame); /* if the broker is gone, this settles the entry, and the wait returns that */
     status = shmi_port_entry_wait(entry, deadline_ns, reply);
-    shmi_port.spins = 0;
+    shmi_port.spins = NULL;
   }
   pthread_mutex_unlock(&shmi_port.lock);
   return status;
@@ -195,7 +196,7 @@ int shm_port_submit(const shm_call_config_t *config, uint64_t params, uint64_t d
     entry->ticket = ticket;
     *sequence = entry->sequence;
     fill_call(&frame, config, params, entry->sequence, deadline_ns);
-    note_alone(config, entry->sequence);
+    if (note_alone(config) == &shmi_port.spin) shmi_port.lone = entry->sequence;
     send_one(&frame); /* if the broker is gone, this queues a reply that says so */
   }
   pthread_mutex_unlock(&shmi_port.lock);
@@ -441,7 +442,9 @@ int shmi_port_open(int request_fd, int reply_fd, uint32_t window, int child) {
   shmi_port.arena_base = shmi_arena_address(child);
   shmi_port.arena_bytes = shmi_arena_bytes();
   shmi_port.shift = (uint64_t)shmi_arena_shift();
-  shmi_spin_open(&shmi_port.spin, &shmi_scoreboard()->child_stats[child].answered);
+  const uint64_t *answered = &shmi_scoreboard()->child_stats[child].answered;
+  shmi_spin_open(&shmi_port.spin, answered, SHMI_SPIN_NS);
+  shmi_spin_open(&shmi_port.gang_spin, answered, SHMI_SPIN_FOR_GANG_NS);
   shmi_port.broken = 0;
   shmi_port.open = 1;
   pthread_mutex_unlock(&shmi_port.lock);

@@ -71,9 +71,9 @@ typedef struct shmi_port {
   uint64_t arena_base, arena_bytes;
   uint64_t shift; /* added to an address here, gives the broker's: 0 unless attached elsewhere */
   int child;
-  int spins; /* one call is open and a thread waits for it: spinning for its answer may pay */
+  shmi_spin_t *spins; /* one call is open and a thread waits for it: how to spin for it; else NULL */
   uint64_t lone; /* of a submitted call: no other is open, and none was sent since; else 0 */
-  shmi_spin_t spin;
+  shmi_spin_t spin, gang_spin;
 } shmi_port_t;
 
 extern shmi_port_t shmi_port;

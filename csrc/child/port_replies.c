@@ -262,20 +262,20 @@ void shmi_port_lead_pass(void) {
 int shmi_port_lead_once(int64_t timeout_ns, int as_drainer) {
   shmi_frame_t frames[SHMI_PIPE_BURST];
   uint32_t epoch = shmi_port.epoch;
-  int spins = shmi_port.spins && !as_drainer;
+  shmi_spin_t *spins = as_drainer ? NULL : shmi_port.spins;
   int looks_up = timeout_ns >= 0 || (!as_drainer && shmi_port.heeds);
   int reply_fd = shmi_port.reply_fd, tick_fd = shmi_port.tick_fd;
   shmi_port.leading = 1;
   pthread_mutex_unlock(&shmi_port.lock);
   int got = 1;
-  uint64_t began_ns = spins ? shmi_clock_ns() : 0;
-  int is_near = spins && shmi_spin(&shmi_port.spin);
+  uint64_t began_ns = spins != NULL ? shmi_clock_ns() : 0;
+  int is_near = spins != NULL && shmi_spin(spins);
   if (!is_near && looks_up) got = shmi_port_wait_for_reply(reply_fd, tick_fd, timeout_ns);
   SHMI_FAULT(BEFORE_READ);
   if (got == 1) got = shmi_pipe_read(reply_fd, frames, SHMI_PIPE_BURST);
   else if (got == 0) got = SHM_EAGAIN;
   if (got > 0) SHMI_FAULT(AFTER_READ);
-  if (spins && got > 0) shmi_spin_learn(&shmi_port.spin, shmi_clock_ns() - began_ns);
+  if (spins != NULL && got > 0) shmi_spin_learn(spins, shmi_clock_ns() - began_ns);
   if (!shmi_port_lock_again(epoch)) return SHM_ENOT_RUNNING;
   if (got > 0) {
     settle_frames(frames, got, as_drainer);
@@ -364,9 +364,10 @@ int shmi_port_end_wait(uint64_t sequence, uint64_t deadline_ns, shm_reply_t *rep
   entry->state = SHMI_ENTRY_WAITED;
   entry->thread = this_thread();
   int may_wait = deadline_ns == SHM_GLANCE || until(deadline_ns) != 0;
-  shmi_port.spins = may_wait && shmi_port.lone == sequence && shmi_port.outstanding == 1;
+  int spins = may_wait && shmi_port.lone == sequence && shmi_port.outstanding == 1;
+  shmi_port.spins = spins ? &shmi_port.spin : NULL;
   int status = wait_until_done(entry, deadline_ns);
-  shmi_port.spins = 0;
+  shmi_port.spins = NULL;
   if (status == SHM_ENOT_RUNNING) return status;
   int has_ended = entry->state == SHMI_ENTRY_DONE;
   if (has_ended && entry->reply.status == SHM_ENEEDS_SPACE) {

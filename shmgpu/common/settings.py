@@ -317,7 +317,8 @@ ROWS: tuple[Setting, ...] = (
         "spin",
         parse_bool,
         True,
-        "a lone caller watches for an answer that usually comes within 0.4 ms, on idle cores",
+        "a lone caller watches for an answer that usually comes within 0.4 ms (of several "
+        "helpers as one device: 0.2), on idle cores",
         "; `0`: it always sleeps, which is slower and leaves its core to others",
     ),
     _only_variable(

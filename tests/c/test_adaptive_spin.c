@@ -16,7 +16,7 @@ static shmi_spin_t spin;
 static void begin(void) {
   CHECK_EQ(shmi_scoreboard_create(1, 1, 0), SHM_OK);
   answered = 0;
-  shmi_spin_open(&spin, &answered);
+  shmi_spin_open(&spin, &answered, SHMI_SPIN_NS);
   spin.cores = 2;
 }
 
@@ -45,6 +45,17 @@ TEST(an_answer_that_is_usually_near_is_watched_for_and_a_far_one_is_not) {
   for (int i = 0; i < 100; i++) shmi_spin_learn(&spin, FAR);
   CHECK_EQ(answered_at_once(), 0);
   for (int i = 0; i < 100; i++) shmi_spin_learn(&spin, SOON);
+  CHECK_EQ(answered_at_once(), 1);
+  end();
+}
+
+TEST(a_gang_s_answer_is_watched_for_only_if_it_is_nearer) {
+  begin();
+  shmi_spin_open(&spin, &answered, SHMI_SPIN_FOR_GANG_NS);
+  spin.cores = 2;
+  for (int i = 0; i < 100; i++) shmi_spin_learn(&spin, 300 * US);
+  CHECK_EQ(answered_at_once(), 0);
+  for (int i = 0; i < 100; i++) shmi_spin_learn(&spin, 100 * US);
   CHECK_EQ(answered_at_once(), 1);
   end();
 }
@@ -79,7 +90,7 @@ TEST(it_ends_where_no_answer_comes) {
 TEST(nobody_spins_where_that_is_forbidden) {
   shmi_spin_allow(0);
   CHECK_EQ(shmi_scoreboard_create(1, 1, 0), SHM_OK);
-  shmi_spin_open(&spin, &answered);
+  shmi_spin_open(&spin, &answered, SHMI_SPIN_NS);
   shmi_spin_allow(1);
   CHECK_EQ(shmi_spin_is_near(&spin), 0);
   CHECK_EQ(answered_at_once(), 0);
