@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from shmgpu import core
 from shmgpu.codec import dtypes
 from shmgpu.codec.dtypes import DType
@@ -166,7 +168,7 @@ def check_array(collective: CollectiveSpec, array: Any, elements: int, what: str
         if elements:
             raise BadParams(f"a {collective.kind} needs an array for what it {what}")
         return
-    found = array.numel() if hasattr(array, "numel") else array.size
+    found = array.size if type(array) is np.ndarray else array.numel()
     if found != elements:
         raise BadParams(
             f"this {collective.kind} {what} {elements} elements here, and its array has {found}"

@@ -45,7 +45,8 @@ class _Library:
     def flat(self, x: Any) -> Any:
         if self._is_numpy:
             return self._module.ascontiguousarray(x).reshape(-1)
-        return x.contiguous().view(-1)
+        x = x.contiguous()
+        return x if x.dim() == 1 else x.view(-1)
 
 
 def _part(axis: int, start: int, stop: int) -> tuple[slice, ...]:
