@@ -2,9 +2,11 @@
 
 Two members, one compute thread each. shmgpu's are taken inside a step: a program of a few
 collectives, each of which needs the one before, and one of many; what the many take longer, over
-how many they are more. So the message to the helpers, and back, is in neither. gloo's are calls in
-a loop, in two processes of ``torch.distributed``. ``copy`` is what no collective through memory
-can better: two processes at once that each copy as many bytes in, and as many out.
+how many they are more. So the message to the helpers, and back, is in neither. The time begins when
+the program is recorded; ``with_recording`` is the same from its first line on: a child records
+while helpers compute, unless it waits for each step, as here. gloo's are calls in a loop, in two
+processes of ``torch.distributed``. ``copies`` is what no collective through memory can better: two
+processes at once that each copy as many bytes in, and as many out.
 ``gang`` is the message itself: one number changed and read, on two helpers as one device, beside
 the same on one.
 """
@@ -15,6 +17,7 @@ import functools
 import json
 import mmap
 import os
+import statistics
 import tempfile
 import time
 import traceback
@@ -31,6 +34,7 @@ MEMBERS = 2
 FEW, MANY = 4, 20  # collectives in a program
 KINDS = ("all_reduce", "all_gather", "reduce_scatter")
 SIZES = {"4KiB": 1 << 12, "64KiB": 1 << 16, "1MiB": 1 << 20, "4MiB": 1 << 22, "16MiB": 1 << 24}
+RECORDED = {size: f"{size}_recorded" for size in SIZES}  # the same with the time of recording
 ITEM_BYTES = 4
 WARM_UPS = 4
 
@@ -59,7 +63,10 @@ def _one(kind: str, mesh: Any) -> Callable[[Any], Any]:
 
 
 def shmgpu_collectives(seconds: float, kind: str) -> dict[str, float]:
-    """Return the microseconds of one, by the bytes that a member has before or after it."""
+    """Return the microseconds of one, by the bytes that a member has before or after it.
+
+    And those with the time of recording it, under the names of ``RECORDED``.
+    """
     import shmgpu
     from shmgpu.distributed import (
         CommDebugMode,
@@ -75,11 +82,16 @@ def shmgpu_collectives(seconds: float, kind: str) -> dict[str, float]:
         lies = Shard(0) if kind == "reduce_scatter" else Replicate()
         step = _one(kind, mesh)
 
-        def chain(x: Any, count: int) -> None:
+        def chain(x: Any, count: int) -> tuple[int, int]:
+            began = time.perf_counter_ns()
             for _ in range(count):
                 x = step(x)
-            if x.sum().item() != 0:
+            total = x.sum()
+            recorded = time.perf_counter_ns()
+            if total.item() != 0:
                 raise ProbeFailed("shmgpu gave a wrong answer")
+            ended = time.perf_counter_ns()
+            return ended - recorded, ended - began
 
         for size, nbytes in SIZES.items():
             x = distribute_tensor(np.zeros(nbytes // ITEM_BYTES, "f4"), mesh, [lies])
@@ -88,11 +100,23 @@ def shmgpu_collectives(seconds: float, kind: str) -> dict[str, float]:
             if met.get_comm_counts().get(kind) != MANY:
                 raise ProbeFailed(f"a chain of {MANY} had {met.get_comm_counts()}")
             few, many = (
-                median_us(functools.partial(chain, x, count), seconds / 2 / len(SIZES), WARM_UPS)
+                _medians_us(functools.partial(chain, x, count), seconds / 2 / len(SIZES))
                 for count in (FEW, MANY)
             )
-            found[size] = (many - few) / (MANY - FEW)
+            each = [(b - a) / (MANY - FEW) for a, b in zip(few, many, strict=True)]
+            found[size], found[RECORDED[size]] = each
     return found
+
+
+def _medians_us(call: Callable[[], tuple[int, int]], seconds: float) -> list[float]:
+    """Medians of the two times that each call returns, in nanoseconds; as microseconds."""
+    for _ in range(WARM_UPS):
+        call()
+    took = []
+    end = time.perf_counter() + seconds
+    while len(took) < 3 or time.perf_counter() < end:
+        took.append(call())
+    return [statistics.median(times) / 1000 for times in zip(*took, strict=True)]
 
 
 # ---- gloo, and memory itself -------------------------------------------------------------------
@@ -230,6 +254,7 @@ def message(seconds: float, on_mesh: bool) -> dict[str, float]:
 _HERE = "benchmarks.workloads.collectives"
 _US = {"us": "us"}
 _SIZES = dict.fromkeys(SIZES, "us")
+_OURS = dict.fromkeys([*SIZES, *RECORDED.values()], "us")
 # Of gloo's time at 4 KiB at most half, and from 1 MiB up at least twice its bandwidth; and at least
 # 0.7 of the bandwidth of copies.
 _OF_GLOO, _OF_COPIES = "<= 0.5", "<= 1.43"
@@ -240,7 +265,7 @@ _JUDGED = ("4KiB", *_LARGE)
 def _group(kind: str) -> Group:
     is_judged = kind == "all_reduce"
     probes = [
-        probe("shmgpu", f"{_HERE}:shmgpu_collectives", _SIZES, kind=kind),
+        probe("shmgpu", f"{_HERE}:shmgpu_collectives", _OURS, kind=kind),
         probe("gloo", f"{_HERE}:gloo_collectives", _SIZES, kind=kind),
     ]
     figures = [
@@ -257,6 +282,10 @@ def _group(kind: str) -> Group:
         probes.append(probe("copies", f"{_HERE}:copies", _SIZES))
         figures += [
             Figure(f"copies_{size}", ("shmgpu", size), ("copies", size), _OF_COPIES)
+            for size in _LARGE
+        ]
+        figures += [
+            Figure(f"with_recording_{size}", ("shmgpu", RECORDED[size]), ("copies", size))
             for size in _LARGE
         ]
     return Group(kind, tuple(probes), tuple(figures), seconds=2.0, quick=is_judged, quick_rounds=1)
