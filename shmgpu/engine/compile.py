@@ -185,10 +185,13 @@ def compiled(
     look = "array" if backend.is_host or lends else "copy"
     read = "".join(f"{look}({names[slot]}), " for slot in program.read)
     has_rest = plan.early < len(plan.units)
-    if options.commits:
+    # One that was given nothing for good can be done again as it is, so its member does not wait
+    # for the others. What it keeps of a call that is given up, the child's next message frees.
+    commits = options.commits and bool(program.donated)
+    if commits:
         scope["commit"] = gang.commit
     for place, unit in enumerate(plan.units):
-        if options.commits and place == plan.intact:
+        if commits and place == plan.intact:
             lines.append("  commit()")
         if has_rest and place == plan.early:
             live = "".join(f"{name}, " for name in _live(plan, names, program.kept))
@@ -235,7 +238,7 @@ def compiled(
         gone = plan.gone[place]
         if gone:
             lines.append(f"  {' = '.join(names[one] for one in gone)} = None")
-    if options.commits and plan.intact == len(plan.units):
+    if commits and plan.intact == len(plan.units):
         lines.append("  commit()")
     kept = "".join(
         f"{'copy' if place in plan.copied and not lends else 'array'}({names[slot]}), "

@@ -386,7 +386,7 @@ class MeshPlacer:
                 if node.value is None:
                     lose(node, error)
             return not message.read  # these exist, and are looked at once more
-        for life in message.lives:  # they remember why there is nothing under these handles
+        for life in message.lives:  # they hold it, or remember why it is not there
             life.unneeded.extend([(message.first + place, 0) for place in range(len(message.kept))])
         follows = self.settle(0) or follows  # its arguments may come from a message in flight
         if isinstance(error, RemoteError) and error.matches(UnknownProgram):

@@ -15,7 +15,7 @@ import shmgpu as gt
 from shmgpu.distributed import Partial, Replicate, Shard, distribute_tensor, init_device_mesh
 from shmgpu.errors import remote_name
 from shmgpu.ops.program_message import UnknownTensor
-from shmgpu.tensors import current
+from shmgpu.tensors import current, functions
 
 MOMENTS = ("before", "in the middle", "at the commit", "after the commit", "after")
 
@@ -71,6 +71,31 @@ def test_a_piece_that_nobody_else_has_is_named_and_the_rest_lives_on(deaths):
         (parts * 2).numpy()
     assert whole.sum().item() == 48
     assert (whole * distribute_tensor(np.ones((6, 4), "f4"), mesh, [Shard(1)])).sum().item() == 48
+
+
+def test_a_step_that_writes_over_nothing_is_done_again_and_leaves_nothing_of_before(deaths):
+    (deaths.folder / "late").touch()  # the survivor has long kept its result
+    mesh = init_device_mesh("cpu", (2,))
+    whole = distribute_tensor(np.ones((4, 2), "f4"), mesh)
+    assert whole.sum().item() == 8
+    deaths.arm("after", 1)
+    twice = whole * 2
+    np.testing.assert_array_equal(twice.numpy(), np.full((4, 2), 2, "f4"))
+    assert count() == 1
+    assert twice.sum().item() == 16
+    (survivor,), (replacement,) = (
+        functions.engine_figures.options(helpers=[number])() for number in range(2)
+    )
+    assert survivor["children"][0]["tensors"] == replacement["children"][0]["tensors"]
+
+
+def test_no_member_of_a_step_that_writes_over_nothing_waits_for_the_others_at_its_end(deaths):
+    whole = distribute_tensor(np.ones((4, 2), "f4"), init_device_mesh("cpu", (2,)))
+    deaths.arm("at the commit", 1)
+    twice = whole * 2
+    assert twice.sum().item() == 16 and count() == 0
+    twice += 1  # in place
+    assert twice.sum().item() == 24 and count() == 1
 
 
 def test_members_may_die_one_after_the_other_over_one_step(deaths):

@@ -57,6 +57,7 @@ SCALE = "tests/attach/test_scale.py::"
 MUTATES = "tests/broker/test_mutates.py::"
 KEPT = "tests/broker/test_arena_size.py::"
 SENTENCES = "tests/attach/test_sentences.py::"
+MESHES = "tests/meshes/test_deaths.py::"
 
 MUTANTS = [
     Mutant(
@@ -1573,6 +1574,20 @@ MUTANTS = [
         "    if (0 && ticket - last_of[helper] > STALE",
         CORE + "test_a_helper_that_was_idle_for_long_is_not_taken_to_be_ahead",
     ),
+    Mutant(
+        "gangs",
+        "shmgpu/engine/compile.py",
+        "commits = options.commits and bool(program.donated)",
+        "commits = False",
+        MESHES + "test_a_death_in_a_step_of_data_parallel_training_costs_that_step_and_no_bit",
+    ),
+    Mutant(
+        "gangs",
+        "shmgpu/parallel/placer.py",
+        "for life in message.lives:  # they hold it",
+        "for life in message.lives[:0]:  # they hold it",
+        MESHES + "test_a_step_that_writes_over_nothing_is_done_again_and_leaves_nothing_of_before",
+    ),
 ]
 
 # Protections that belong to no row of faults, by theme: their tests are called as they please.
@@ -1582,7 +1597,7 @@ THEMES: dict[str, str] = {
     "interrupted": "what an exception breaks off is tidied up",
     "core": "every call ends, whatever overtakes it, and nobody wakes for nothing",
     "sentences": "what a newcomer is told, once and at the right moment",
-    "gangs": "members of one call read what was posted for them, and are woken",
+    "gangs": "members of one call read what was posted for them, and are woken; nothing stays behind",
     "trust": "what a neighbour can and cannot do (see the page on trust)",
 }
 
