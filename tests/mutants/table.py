@@ -1597,7 +1597,7 @@ THEMES: dict[str, str] = {
     "interrupted": "what an exception breaks off is tidied up",
     "core": "every call ends, whatever overtakes it, and nobody wakes for nothing",
     "sentences": "what a newcomer is told, once and at the right moment",
-    "gangs": "members of one call read what was posted for them, and are woken; nothing stays behind",
+    "gangs": "members of one call read what was posted for them, and woken; none leaves a trace",
     "trust": "what a neighbour can and cannot do (see the page on trust)",
 }
 
