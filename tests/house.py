@@ -86,6 +86,11 @@ python/graph/template               any
 python/graph/module                 any
 python/draws/numbers                any
 python/draws/module                 any
+python/json/json                    any
+python/json/powers                  any
+python/json/read                    any
+python/json/write                   any
+python/json/module                  any
 python/quick/quick                  any
 python/quick/ndarray                any
 python/quick/signature              any
@@ -422,6 +427,7 @@ demo/report                         parent
 demo/run                            parent
 
 serve/options                       any
+serve/protocol/json_numbers         any
 serve/protocol/datatypes            any
 serve/protocol/metadata             any
 serve/protocol/types                any
@@ -583,6 +589,11 @@ HEADS = {
     "csrc/python/draws": (
         "Random numbers that follow from a seed, as a module of Python's: shmgpu._draws.",
         "keeps a state",
+    ),
+    "csrc/python/json": (
+        "Arrays of numbers as JSON has them, read and written, as a module of Python's: "
+        "shmgpu._json.",
+        "refuses in words",
     ),
     "csrc/python/quick": (
         "Calls like an earlier one, from arguments to result, as a module of Python's: "

@@ -174,7 +174,7 @@ def test_text_that_is_not_parsed_yet_is_read_as_its_elements_are(name, text):
 
     kind = DATATYPES[name]
     want = outcome(lambda: datatypes.from_json(kind, (3,), orjson.loads(text)))
-    assert outcome(lambda: datatypes.from_text(kind, (3,), text.encode())) == want
+    assert outcome(lambda: datatypes.from_text(kind, (3,), text.encode(), 0, len(text))) == want
 
 
 def output(array, datatype="FP32", labels=()):

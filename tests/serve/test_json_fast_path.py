@@ -139,7 +139,7 @@ def opened_over(kind, one, other):
     path = kind.__new__(kind)
     path._table = types.SimpleNamespace(version=1)
     path._version, path._count = 1, 0
-    path._known, path._heads = {}, {}
+    path._known, path._heads, path._lately = {}, {}, {}
     for prepared in (one, other):
         if kind is JsonFastPath:
             path._open((b"", b"", b"", b""), types.SimpleNamespace(prepared=prepared))

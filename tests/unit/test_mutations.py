@@ -416,7 +416,7 @@ def test_after_a_change_the_copy_is_as_before_with_all_that_was_built(tmp_path):
     modules = [
         tmp_path / where / "shmgpu" / f"{name}.abi3.so"
         for where in (trees.NORMAL, trees.FAULTS)
-        for name in ("_core", "_graph", "_draws", "_quick", "_http2")
+        for name in ("_core", "_graph", "_draws", "_json", "_quick", "_http2")
     ]
     files = [tmp_path / "shmgpu/a.py", *modules]
     for path in files:

@@ -418,7 +418,7 @@ class FastPath(PreparedRequests):
     Args:
         calls, catalog, answering: of :class:`PreparedRequests`.
         scratch: what the worker's connections receive into.
-        otherwise: what a request is offered that is none of these, with the place of its body.
+        otherwise: what a request is offered that is none of these, with its head.
     """
 
     def __init__(
@@ -427,7 +427,7 @@ class FastPath(PreparedRequests):
         catalog: Catalog,
         scratch: memoryview,
         answering: Callable[[Request], Outcome],
-        otherwise: Callable[[Connection, int, int], bool],
+        otherwise: Callable[[Connection, int, bytes], bool],
     ) -> None:
         super().__init__(calls, catalog, answering)
         self._otherwise = otherwise
@@ -441,9 +441,10 @@ class FastPath(PreparedRequests):
         """Start the request that begins the scratch buffer; False: it takes the general path."""
         view = self._view
         end = self._find(END, 0, count) + 4
-        known = self._heads.get(view[:end].tobytes())
+        head = view[:end].tobytes()
+        known = self._heads.get(head)
         if known is None:
-            return self._otherwise(connection, count, end)
+            return self._otherwise(connection, count, head)
         length, header_length, by_json = known
         middle = end + header_length
         if count != end + length:

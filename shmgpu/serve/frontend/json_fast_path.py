@@ -27,7 +27,7 @@ from shmgpu.serve.frontend.fast_path import (
     may_be_kept,
 )
 from shmgpu.serve.frontend.request import Request, head_of
-from shmgpu.serve.protocol import datatypes
+from shmgpu.serve.protocol import datatypes, json_numbers
 from shmgpu.serve.protocol.datatypes import Datatype
 from shmgpu.serve.protocol.types import InferRequest, InferResponse
 from shmgpu.serve.scheduling.catalog import Catalog, ServedModel
@@ -38,9 +38,12 @@ from shmgpu.serve.scheduling.templates import Answer, RequestTemplate, template_
 END = b"\r\n\r\n"
 DATA = b'"data"'
 MOST_AROUND = 2048  # bytes of JSON around the numbers
+MOST_HEADS = 1024  # that are found at once: they differ in the length of what follows
 
 _LENGTH = re.compile(rb"\r\ncontent-length: (\d+)\r\n", re.IGNORECASE)
 _BEGINS = re.compile(rb'"data"[ \t\r\n]{0,64}:[ \t\r\n]{0,64}\[')
+
+_HEAD = head_of(200, 0, b"application/json").replace(b"Length: 0", b"Length: %d")
 
 Key = tuple[bytes, bytes, bytes, bytes]  # the head around its length, the JSON around the numbers
 
@@ -61,17 +64,18 @@ class _NumbersAnswer:
     """Writes an answer from the pieces of one, as a prepared request has them."""
 
     def __init__(self, kinds: list[Datatype], last: bytes) -> None:
-        self._kinds = kinds
+        # A prepared request's first piece is empty; then each output has two.
+        self._writers = [(2 * at + 1, datatypes.writer(kind)) for at, kind in enumerate(kinds)]
         self._last = last
 
     def __call__(self, pieces: Sequence[Any]) -> bytes:
-        first, *rest = pieces
-        written = [first]
-        for frame, memory, kind in zip(rest[::2], rest[1::2], self._kinds, strict=True):
-            written += [frame, datatypes.to_json(kind, np.frombuffer(memory, kind.storage))]
+        written = []
+        for at, write in self._writers:
+            written.append(pieces[at])
+            written.append(write(pieces[at + 1]))
         written.append(self._last)
         body = b"".join(written)
-        return head_of(200, len(body), b"application/json") + body
+        return _HEAD % len(body) + body
 
 
 def _is_flat(numbers: bytes, count: int) -> bool:
@@ -83,14 +87,47 @@ def _is_flat(numbers: bytes, count: int) -> bool:
 
 
 class _Known:
-    """A prepared request, and what its numbers are."""
+    """A prepared request, what its numbers are, and the JSON around them with both brackets."""
 
-    __slots__ = ("datatype", "prepared", "shape")
+    __slots__ = ("_into", "_kind", "after", "before", "datatype", "prepared", "shape")
 
-    def __init__(self, prepared: PreparedRequest, datatype: Datatype, shape: Sequence[int]) -> None:
+    def __init__(
+        self,
+        prepared: PreparedRequest,
+        datatype: Datatype,
+        shape: Sequence[int],
+        before: bytes,
+        after: bytes,
+    ) -> None:
         self.prepared = prepared
         self.datatype = datatype
         self.shape = shape
+        self.before = before
+        self.after = after
+        self._kind = datatypes.kind_in_memory(datatype)
+        self._into = memoryview(bytearray(datatypes.count(shape) * datatype.itemsize))
+
+    def is_around(self, text: bytearray, start: int, stop: int) -> bool:
+        """Whether that JSON begins and ends a part of the text, with anything in between."""
+        before, after = self.before, self.after
+        return (
+            text.startswith(before, start)
+            and text.startswith(after, stop - len(after))
+            and stop - start >= len(before) + len(after)
+        )
+
+    def read(self, text: bytearray, start: int, stop: int) -> memoryview | None:
+        """The bytes of its numbers, until others are read; None: that is no array of them."""
+        start, stop = start + len(self.before) - 1, stop - len(self.after) + 1
+        if self._kind is not None:
+            if json_numbers.read_into(self._kind, text, start, stop, self._into):
+                return self._into
+            return None
+        try:
+            array = datatypes.from_text(self.datatype, self.shape, text, start, stop)
+        except ValueError:  # orjson's are
+            return None
+        return memoryview(array.reshape(-1).view("u1").data)
 
 
 class JsonFastPath(PreparedRequests):
@@ -110,48 +147,59 @@ class JsonFastPath(PreparedRequests):
     ) -> None:
         super().__init__(calls, catalog, answering)
         self._view = scratch
-        self._find = scratch.obj.find  # type: ignore[attr-defined]
+        self._text: bytearray = scratch.obj  # type: ignore[assignment]
         self._known: dict[Key, _Known] = {}
+        # By a whole head: bytes of the body, and what was known of it the last time.
+        self._lately: dict[bytes, tuple[int, _Known]] = {}
 
-    def take(self, connection: Connection, count: int, end: int) -> bool:
-        """Start the request that begins the scratch buffer, whose body begins at ``end``.
+    def take(self, connection: Connection, count: int, head: bytes) -> bool:
+        """Start the request that is the scratch buffer's first ``count`` bytes; its head is given.
 
         False: it takes the general path.
         """
-        if not self._known:
-            return False
-        found = self._key(count, end)
-        if found is None:
-            return False
-        key, numbers = found
-        known = self._known.get(key)
+        known = self._find(head, count) if self._known else None
         if known is None or not self._may_start(known.prepared):
             return False
-        try:
-            array = datatypes.from_text(known.datatype, known.shape, numbers)
-        except ValueError:  # orjson's are
+        data = known.read(self._text, len(head), count)
+        if data is None:
             return False
-        data = memoryview(array.reshape(-1).view("u1").data)
         if self._start(known.prepared, connection, data, 0):
             return True
         if not known.prepared.is_current():
-            self._known.pop(key).prepared.close()
+            known.prepared.close()
+            self._known = {key: one for key, one in self._known.items() if one is not known}
+            self._lately.clear()
         return False
 
-    def _key(self, count: int, end: int) -> tuple[Key, bytes] | None:
-        """What the request in the buffer is known by, and its numbers; None: it has none."""
-        view = self._view
-        start = self._find(b"[", self._find(DATA, end, count) + len(DATA), count) + 1
-        stop = self._find(b"]", start, count)
+    def _find(self, head: bytes, count: int) -> _Known | None:
+        """What is known of the request in the buffer, but for its numbers."""
+        lately = self._lately.get(head)
+        if lately is not None:
+            length, known = lately
+            if length != count - len(head):
+                return None
+            if known.is_around(self._text, len(head), count):
+                return known
+        key = self._key(head, count)
+        found = None if key is None else self._known.get(key)
+        if found is not None:
+            if len(self._lately) >= MOST_HEADS:
+                self._lately.clear()
+            self._lately[head] = count - len(head), found
+        return found
+
+    def _key(self, head: bytes, count: int) -> Key | None:
+        """What the request in the buffer is known by; None: by nothing."""
+        text, end = self._text, len(head)
+        start = text.find(b"[", text.find(DATA, end, count) + len(DATA), count) + 1
+        stop = text.find(b"]", start, count)
         if start <= end or stop < 0 or start - end + count - stop > MOST_AROUND or end > MOST_HEAD:
             return None
-        head = view[:end].tobytes()
         length = _LENGTH.search(head)
         if length is None or int(length[1]) != count - end:
             return None
         before, after = head[: length.start(1)], head[length.end(1) :]
-        key = before, after, view[end:start].tobytes(), view[stop:count].tobytes()
-        return key, view[start - 1 : stop + 1].tobytes()
+        return before, after, bytes(text[end:start]), bytes(text[stop:count])
 
     def candidate(
         self, request: Request, served: ServedModel, pending: Pending, asked: InferRequest
@@ -170,13 +218,17 @@ class JsonFastPath(PreparedRequests):
             return None
         if asked.binary_output or any(one.kind not in ("int", "float") for one in served.outputs):
             return None
-        found = self._key(count, self._find(END, 0, count) + 4)
-        if found is None or not given.data.size or not _is_flat(found[1], given.data.size):
+        head = bytes(self._text[: self._text.find(END, 0, count) + 4])
+        key = self._key(head, count)
+        if key is None or not given.data.size:
             return None
-        *_, prefix, suffix = found[0]
+        *_, before, after = key
+        numbers = bytes(self._text[len(head) + len(before) - 1 : count - len(after) + 1])
         # The only key of that name, however it might be written, is that of the input's numbers.
-        around = prefix + suffix
-        if not _BEGINS.search(prefix) or around.count(DATA) != 1 or b"\\" in around:
+        around = before + after
+        if not _BEGINS.search(before) or around.count(DATA) != 1 or b"\\" in around:
+            return None
+        if not _is_flat(numbers, given.data.size):
             return None
         data = given.data.reshape(-1).view("u1").data
         plain = InferRequest(
@@ -189,11 +241,11 @@ class JsonFastPath(PreparedRequests):
         prepared = None if template is None else self._prepared(pending, template)
         if prepared is None:
             return None
-        known = _Known(prepared, datatype, given.shape)
+        known = _Known(prepared, datatype, given.shape, before, after)
 
         def answered(body: bytes, response: InferResponse) -> None:
             if not response.parameters and self._learn(prepared, body, response):
-                self._open(found[0], known)
+                self._open(key, known)
 
         return answered
 
@@ -227,6 +279,7 @@ class JsonFastPath(PreparedRequests):
         if before is not None:
             before.prepared.close()
         self._known[key] = known
+        self._lately.clear()
 
     def forget(self) -> bool:
         """Forget all, and free their arena memory; whether there were any."""
@@ -234,4 +287,5 @@ class JsonFastPath(PreparedRequests):
         for known in self._known.values():
             known.prepared.close()
         self._known.clear()
+        self._lately.clear()
         return had

@@ -14,7 +14,7 @@ import itertools
 import json
 import math
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +22,12 @@ import numpy as np
 import orjson
 
 from shmgpu.codec import dtypes
+from shmgpu.serve.protocol import json_numbers
 
 Buffer = bytes | bytearray | memoryview
 
 _COMMA = ord(",")
+_DOUBLE = np.dtype(np.float64)
 # What begins everything but a number: text, arrays, objects, true, false, null; and ends NaN.
 _NO_NUMBERS = (b'"', b"[", b"{", b"t", b"f", b"n", b"N")
 STEP = 1 << 16  # bytes of JSON numbers that are parsed at once
@@ -304,21 +306,37 @@ def from_json(datatype: Datatype, shape: Sequence[int], data: Any) -> np.ndarray
     return _checked(datatype, _flatten(data, shape)).reshape(tuple(shape))
 
 
-def from_text(datatype: Datatype, shape: Sequence[int], text: bytes) -> np.ndarray[Any, Any]:
-    """The same of a JSON array that is not parsed yet, and not long.
+def from_text(
+    datatype: Datatype, shape: Sequence[int], text: Buffer, start: int, stop: int
+) -> np.ndarray[Any, Any]:
+    """The same of a JSON array that is not parsed yet, and not long: a part of a text.
 
     Raises:
         ValueError: as :func:`from_json`, or it is no JSON.
     """
-    data = orjson.loads(text)
-    if datatype.kind != "float" or not NumberText(text, 1, len(text)).has_numbers_only():
-        return from_json(datatype, shape, data)
-    if len(data) != count(shape):
-        raise ValueError(_elements(len(data), shape))
-    return _floats(datatype, data).reshape(tuple(shape))
+    read = json_numbers.read(_read_as(datatype), count(shape), text, start, stop)
+    if read is not None:
+        return _narrowed(datatype, read).reshape(tuple(shape))
+    return from_json(datatype, shape, orjson.loads(bytes(text[start:stop])))
+
+
+def kind_in_memory(datatype: Datatype) -> int | None:
+    """What :mod:`.json_numbers` reads straight into such a tensor's memory; None: nothing is."""
+    read_as = _read_as(datatype)
+    return json_numbers.kind_of(read_as) if read_as == datatype.storage else None
+
+
+def _read_as(datatype: Datatype) -> np.dtype[Any]:
+    """The type that numbers are read as first."""
+    return _DOUBLE if datatype.name in ("FP16", "BF16") else datatype.storage
 
 
 def _in_steps(datatype: Datatype, shape: Sequence[int], data: NumberText) -> np.ndarray[Any, Any]:
+    read = json_numbers.read(
+        _read_as(datatype), count(shape), data.text, data.start - 1, data.end + 1
+    )
+    if read is not None:
+        return _narrowed(datatype, read).reshape(tuple(shape))
     elements = data.count()
     if elements != count(shape):
         raise ValueError(_elements(elements, shape))
@@ -414,7 +432,12 @@ def _floats(datatype: Datatype, flat: Sequence[Any]) -> np.ndarray[Any, Any]:
         wide = np.fromiter(flat, dtype=np.float64, count=len(flat))
     except OverflowError:
         raise ValueError(f"has a number too large for {datatype.name}") from None
-    if datatype.itemsize == 8:
+    return _narrowed(datatype, wide)
+
+
+def _narrowed(datatype: Datatype, wide: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The numbers of that datatype that are next to these; themselves where they have its type."""
+    if wide.dtype == datatype.storage:
         return wide
     with np.errstate(over="ignore", invalid="ignore"):
         narrow = wide.astype(np.float32 if datatype.name == "BF16" else datatype.storage)
@@ -518,10 +541,20 @@ def to_json(datatype: Datatype, array: np.ndarray[Any, Any]) -> bytes:
     return b"".join(parts)
 
 
+def writer(datatype: Datatype) -> Callable[[memoryview], bytes]:
+    """What makes a flat JSON array of the bytes of a few numbers, as :func:`to_json` does."""
+    return json_numbers.writer(datatype.storage) or (
+        lambda data: to_json(datatype, np.frombuffer(data, datatype.storage))
+    )
+
+
 def _numbers(datatype: Datatype, flat: np.ndarray[Any, Any]) -> bytes:
     """A JSON array of numbers."""
     if datatype.name == "BF16":
         flat = widen_bf16(flat.view(np.int16))
+    write = json_numbers.writer(flat.dtype)
+    if write is not None:
+        return write(flat)
     if flat.dtype in _ORJSON_DTYPES:
         written = orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY)
     else:
