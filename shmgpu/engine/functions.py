@@ -13,6 +13,7 @@ from typing import Any
 from shmgpu import core
 from shmgpu.common import config
 from shmgpu.helper.decoded import Helper, RawRequest
+from shmgpu.ops import gang as gangs
 
 _KEPT = "shmgpu.engine"
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of <malloc.h>
@@ -90,8 +91,6 @@ def _execute(helper: Helper, request: RawRequest, backend: str) -> Any:
     run = engine.execute
     if gang is None:
         return run(helper.caller, request.head, request.code, request.array, helper.afterwards)
-    from shmgpu.ops import gang as gangs
-
     with gangs.member_of(gang.programs, gang.commit):
         return run(helper.caller, request.head, request.code, request.array, helper.afterwards)
 

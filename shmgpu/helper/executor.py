@@ -132,16 +132,17 @@ class Executor:
     ) -> tuple[int, int]:
         """Run one call that the helpers of ``mask`` run at once, as one of them."""
         assert self._backends is not None
-        self._gang = GangMember(mask, ticket, self.helper.id, self._backends)
+        self._gang = gang = GangMember(mask, ticket, self.helper.id, self._backends)
+        self.writer.parks = False  # the call ends where others end
         try:
-            with self.writer.parking_nothing():
-                outcome = self.serve(function, block, slot, generation, sequence)
+            outcome = self.serve(function, block, slot, generation, sequence)
             if outcome == _DONE:
-                self._gang.settle()
+                gang.settle()
             return outcome
         except GangAborted:
             return core.EABORTED, 0
         finally:
+            self.writer.parks = True
             self._gang = None
 
     def _serve_decoded(

@@ -8,7 +8,7 @@ decides a gang's fate: that is one atomic word (``csrc/ipc/gang.h``).
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cache, cached_property
 
 from shmgpu import core
 from shmgpu.collectives.choice import Backends
@@ -36,6 +36,7 @@ class GangMember:
         self.ticket = ticket
         self.has_committed = False
         self._backends = backends
+        self._programs: ProgramCollectives | None = None
 
     @property
     def collectives(self) -> Collectives:
@@ -47,10 +48,12 @@ class GangMember:
         """Collectives one after another, numbered as they come."""
         return InOrder(self.collectives, self.rank, self.size)
 
-    @cached_property
+    @property
     def programs(self) -> ProgramCollectives:
         """Collectives as programs of the engine ask for them."""
-        return self._backends.programs_of(self.helpers)
+        if self._programs is None:  # a cached property takes a lock at each first look
+            self._programs = self._backends.programs_of(self.helpers)
+        return self._programs
 
     def commit(self) -> None:
         """All that may fail is done here; wait until it is everywhere. From then on it stands.
@@ -78,6 +81,7 @@ class GangMember:
         core.gang_abort()
 
 
+@cache
 def helpers_in(mask: int) -> tuple[int, ...]:
     """The numbers of the helpers that a mask names, rising."""
     return tuple(number for number in range(mask.bit_length()) if mask >> number & 1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 Finish = Callable[[], None]
@@ -90,16 +90,27 @@ class _Running(threading.local):
 _running = _Running()
 
 
-@contextlib.contextmanager
-def member_of(gang: Gang, arrive: Callable[[], None] | None = None) -> Iterator[None]:
-    """Make this thread a member of the gang for a while; ``arrive`` is what commits its program."""
-    before = _running.gang, _running.arrive
-    _running.gang, _running.started, _running.arrive = gang, {}, arrive
-    try:
-        yield
-    finally:
-        _running.gang, _running.arrive = before
+class _Membership:  # a generator in its place would cost as much as a small program
+    __slots__ = ("_arrive", "_before", "_gang")
+
+    def __init__(self, gang: Gang, arrive: Callable[[], None] | None) -> None:
+        self._gang = gang
+        self._arrive = arrive
+
+    def __enter__(self) -> None:
+        self._before = _running.gang, _running.arrive
+        _running.gang, _running.started, _running.arrive = self._gang, {}, self._arrive
+
+    def __exit__(self, *error: object) -> None:
+        _running.gang, _running.arrive = self._before
         _running.started.clear()
+
+
+def member_of(
+    gang: Gang, arrive: Callable[[], None] | None = None
+) -> contextlib.AbstractContextManager[None]:
+    """Make this thread a member of the gang for a while; ``arrive`` is what commits its program."""
+    return _Membership(gang, arrive)
 
 
 def current() -> Gang:
