@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 import types
 
 import pytest
 
 from shmgpu.serve.frontend import coalescing
 from shmgpu.serve.frontend.coalescing import Coalescer
+from shmgpu.serve.frontend.fast_path import FastPath
 
 
 class Noting:
@@ -92,3 +94,63 @@ def alike(rows=1, most=8, nbytes=64, shape=None, for_model=(), regions=False, de
 )
 def test_requests_go_together_as_far_as_their_model_and_a_message_take_them(said, count):
     assert coalescing.requests_together(alike(**said)) == count
+
+
+def filling(capacity, began_ns=None):
+    """A coalescer that is being filled, and the turns of the loop that wait for it."""
+    one = under_way(capacity, True)
+    turns = []
+    one._calls.loop = types.SimpleNamespace(call_soon=turns.append)
+    one._started[0] = time.monotonic_ns() if began_ns is None else began_ns
+    one._turns, one._seen, one.taken, one._timer = [None] * capacity, 0, 0, None
+    call = types.SimpleNamespace(deadline_ns=0)
+    one._messages = {count: (call, []) for count in range(1, capacity + 1)}
+    one._prepared.coalescer, one._prepared.timeout = one, None
+    return one, turns
+
+
+def test_a_coalescer_goes_when_a_turn_of_the_loop_has_read_nothing_more():
+    one, turns = filling(8)
+    for taken in (1, 2, 4):
+        one.taken = taken
+        one.send()
+        assert len(turns) == taken.bit_length() and one._calls.port.calls == []
+    turns[-1]()
+    assert one._calls.port.calls == ["resend"] and one._prepared.coalescer is None
+    assert one._prepared.come_together
+    turns[-1]()  # one turn more, of before
+    assert one._calls.port.calls == ["resend"] and len(turns) == 3
+
+
+@pytest.mark.parametrize(("capacity", "taken", "began_ns"), [(4, 4, None), (4, 2, 0)])
+def test_a_coalescer_that_is_full_or_was_begun_long_ago_goes_at_once(capacity, taken, began_ns):
+    one, turns = filling(capacity, began_ns)
+    one.taken = taken
+    one.send()
+    assert one._calls.port.calls == ["resend"] and turns == []
+
+
+def test_one_that_came_by_itself_does_not_say_that_more_will():
+    one, turns = filling(4)
+    one._prepared.come_together = True
+    one.taken = 1
+    one.send()
+    turns[-1]()
+    assert one._calls.port.calls == ["resend"] and not one._prepared.come_together
+
+
+@pytest.mark.parametrize(
+    ("capacity", "pending", "come_together", "is_coalesced"),
+    [(8, 0, False, False), (8, 1, False, True), (8, 0, True, True), (0, 1, True, False)],
+)
+def test_a_request_goes_with_others_where_there_are_some_or_were_just_now(
+    capacity, pending, come_together, is_coalesced
+):
+    path, coalescer = object.__new__(FastPath), Noting()
+    path._calls, path._accounting = None, types.SimpleNamespace(pending=pending)
+    path._slot = lambda prepared: None  # there is no room for it
+    prepared = types.SimpleNamespace(
+        capacity=capacity, come_together=come_together, coalescer=coalescer, ready=[]
+    )
+    assert path._start(prepared, None, memoryview(b""), 0) == is_coalesced
+    assert coalescer.calls == ["add"] * is_coalesced

@@ -1,10 +1,11 @@
-"""Small requests of a kind that arrived in the same turn of the loop: one message for all of them.
+"""Small requests of a kind that are read one after the other: one message for all of them.
 
 Under load a worker reads many small requests at once. Each by itself would be a message, a position
 in the dispatcher's queue and a call in the helper's batch; a :class:`Coalescer` puts them side by
-side, as rows of the same arrays in the arena, and sends them as one call. No request waits for
-others: a coalescer is sent when the loop has read what had arrived, and a request that finds
-nothing else under way takes a slot of its own (:mod:`shmgpu.serve.frontend.fast_path`).
+side, as rows of the same arrays in the arena, and sends them as one call. A coalescer is sent as
+soon as a turn of the loop has read nothing more for it, which takes a few microseconds. A request
+that finds nothing else under way, where the last ones did not come together either, takes a slot of
+its own at once (:mod:`shmgpu.serve.frontend.fast_path`).
 
 Owns the rows' memory and which request has which row. Clients never see the difference: each
 request is counted, may be cancelled, and is answered by itself. A call that ends otherwise than
@@ -33,6 +34,7 @@ from shmgpu.serve.scheduling.pending import Outcome, Pending
 MOST_TOGETHER = 32  # requests
 MOST_BYTES = 1 << 18  # of a coalescer's rows, inputs and outputs each
 MOST_COALESCERS = 16  # of a prepared request
+MOST_READING_NS = 100_000  # from a coalescer's first request until no more are waited for
 
 _now = time.monotonic_ns
 
@@ -72,7 +74,7 @@ class Coalescer:
 
     __slots__ = (
         "_answering", "_arrays", "_calls", "_inputs", "_leave", "_messages", "_output", "_prepared",
-        "_started", "_timer", "_turns", "call", "gone", "served", "taken",
+        "_seen", "_started", "_timer", "_turns", "call", "gone", "served", "taken",
     )  # fmt: skip
 
     def __init__(
@@ -106,6 +108,7 @@ class Coalescer:
         self._messages: dict[int, tuple[Call, list[list[Any]]]] = {}
         self._timer: Any = None
         self.call: Ticket | None = None
+        self._seen = 0  # how many it had when the loop began to read again
         self.taken = 0
         self.gone = 0
 
@@ -129,7 +132,13 @@ class Coalescer:
         prepared, calls = self._prepared, self._calls
         if prepared.coalescer is not self:  # it was full, and is on its way
             return
+        if self._seen < self.taken < len(self._turns):  # the loop has just read some: maybe more
+            if _now() - self._started[0] < MOST_READING_NS:
+                self._seen = self.taken
+                calls.loop.call_soon(self.send)
+                return
         prepared.coalescer = None
+        prepared.come_together = self.taken > 1
         if self.gone == self.taken:
             self._clear()
             return
@@ -207,7 +216,7 @@ class Coalescer:
     def _clear(self) -> None:
         """Stand ready for others."""
         self._ended()
-        self.taken = self.gone = 0
+        self.taken = self.gone = self._seen = 0
         self._prepared.coalescers.append(self)
 
     def _give_up(self) -> None:

@@ -58,6 +58,7 @@ class PreparedRequest:
         capacity: requests of one coalescer; 0 where each request goes by itself.
         coalescer: the one that is being filled.
         coalescers: those that are empty.
+        come_together: whether the last one had several requests: then there are more to come.
         hint: layout of a result.
         version: of the control table that all this is true of.
     """
@@ -68,6 +69,7 @@ class PreparedRequest:
         "coalescer",
         "coalescer_count",
         "coalescers",
+        "come_together",
         "first",
         "frames",
         "hint",
@@ -121,6 +123,7 @@ class PreparedRequest:
         self.coalescer: Coalescer | None = None
         self.coalescers: list[Coalescer] = []
         self.coalescer_count = 0
+        self.come_together = False
 
     def learn(self, first: bytes, frames: Sequence[bytes], outputs: Sequence[Any]) -> bool:
         """Take the first answer, of which later ones are copies but for the outputs' bytes.
@@ -340,7 +343,7 @@ class PreparedRequests:
         """
         calls, accounting = self._calls, self._accounting
         started_ns = _now()
-        if prepared.capacity and accounting.pending:
+        if prepared.capacity and (accounting.pending or prepared.come_together):
             coalescer = prepared.coalescer or self._coalescer(prepared)
             if coalescer is not None:
                 if coalescer.add(connection, view, middle, started_ns):
