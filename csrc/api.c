@@ -22,6 +22,7 @@
 #include "helper/helper_port.h"
 #include "ipc/function_table.h"
 #include "ipc/scoreboard.h"
+#include "ipc/word.h"
 #include "memory/arena.h"
 #include "memory/kept_file.h"
 #include "process/role.h"
@@ -52,6 +53,10 @@ const char *shm_function_name(uint64_t row) {
 void shm_dump_arenas(int wanted) { shmi_arena_dump(wanted); }
 
 void shm_allow_spinning(int allowed) { shmi_spin_allow(allowed); }
+
+uint32_t shm_word_wait(void *word, int64_t timeout_ns) { return shmi_word_wait(word, timeout_ns); }
+
+int shm_word_say(void *word, uint32_t what) { return shmi_word_say(word, what); }
 
 /* ---- launching C programs ---- */
 

@@ -627,6 +627,21 @@ int shm_gang_commit(void);
 int shm_gang_abort(void);
 int shm_gang_state(void);      /* shm_gang_state of the gang that runs here; SHM_GANG_NONE: none does */
 
+/* What a helper may say before its call has ended, by a word in the caller's arena. The caller sets
+ * it to SHM_NOT_SAID before the call is sent. */
+enum shm_said {
+  SHM_NOT_SAID = 0x6e6f7421,   /* unlikely elsewhere: where it is not found, nothing is written */
+  SHM_SAID_RESULTS = 1,        /* the results are written, and the call goes on */
+  SHM_SAID_FAILED = 2          /* it will fail; its answer says with what */
+};
+
+/* In the caller: sleep until something is said. Returns it, or SHM_NOT_SAID after timeout_ns or a
+ * signal: then see whether the call has ended. */
+uint32_t shm_word_wait(void *word, int64_t timeout_ns);
+/* In a helper. The word lies in the caller's arena: see to that first. SHM_EBAD_PARAMS: it is no
+ * word in which nothing was said yet; it stays as it is. */
+int shm_word_say(void *word, uint32_t what);
+
 /* A binding's parameter block for a gang: a table of blocks, one for each member by rank, and
  * behind it the blocks. A helper is told only of its own. */
 typedef struct shm_gang_block {

@@ -45,6 +45,7 @@ memory/kept_file                    any
 
 ipc/scoreboard                      any
 ipc/gang                            any
+ipc/word                            any
 ipc/frame                           any
 ipc/pipe                            any
 ipc/function_table                  any

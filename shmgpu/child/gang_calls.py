@@ -17,7 +17,7 @@ from shmgpu.child.memory import Arena
 from shmgpu.child.plans import Call
 from shmgpu.child.raw_calls import MAX_KEPT_BLOCK, RawCallPlan
 from shmgpu.codec.arrays import aligned
-from shmgpu.codec.layout import VERSION, block_writer, parts_at
+from shmgpu.codec.layout import VERSION, WORD_BYTES, block_writer, parts_at
 from shmgpu.errors import ShmError
 
 LEAST_OUTPUT_BYTES = 4096  # of each member: where the text of an exception has room, too
@@ -30,17 +30,24 @@ class MemberBlock:
         head, code: the two parts of a raw call that are its function's own.
         addresses: of arrays in the arena.
         output_bytes: size of its output buffer.
+        says: whether it says when its results are there, before the call has ended.
     """
 
-    __slots__ = ("addresses", "code", "head", "output_bytes")
+    __slots__ = ("addresses", "code", "head", "output_bytes", "says")
 
     def __init__(
-        self, head: bytes, code: bytes, addresses: Sequence[int] = (), output_bytes: int = 0
+        self,
+        head: bytes,
+        code: bytes,
+        addresses: Sequence[int] = (),
+        output_bytes: int = 0,
+        says: bool = False,
     ) -> None:
         self.head = head
         self.code = code
         self.addresses = addresses
         self.output_bytes = output_bytes
+        self.says = says
 
 
 class GangCallPlan(RawCallPlan):
@@ -68,11 +75,20 @@ class GangCall(Call):
 
     Attributes:
         outputs: addresses of the output buffers, by rank.
+        words: addresses of the words of members that say when their results are there.
         failed_helper: after a failure: on which helper; -1: on none in particular.
         is_committed: whether what it did stands, also after a failure.
     """
 
-    __slots__ = ("_buffers", "_unused", "failed_helper", "is_committed", "outputs")
+    __slots__ = (
+        "_buffers",
+        "_unused",
+        "_words",
+        "failed_helper",
+        "is_committed",
+        "outputs",
+        "words",
+    )
 
     plan: GangCallPlan
 
@@ -82,6 +98,8 @@ class GangCall(Call):
         self.config.gang = 1
         self.config.placement = self.plan.mask
         self.outputs: list[int] = []
+        self.words: list[int] = []
+        self._words: dict[int, memoryview] = {}  # the same by rank
         self._buffers: list[Any] = []
         # By rank, of members that had nothing to write: the buffer and its address.
         self._unused: dict[int, tuple[Any, int]] = {}
@@ -109,9 +127,13 @@ class GangCall(Call):
         )
         self.result = self._buffers = buffers = []
         self.outputs = outputs = []
+        self.words = []
+        self._words = {}
         for rank, part in enumerate(parts):
             nbytes = part.output_bytes
-            if nbytes == 0 and rank in unused:
+            if part.says:
+                buffer, output = self._with_word(rank, nbytes, arena)
+            elif nbytes == 0 and rank in unused:
                 buffer, output = unused[rank]
             else:
                 buffer, output = arena.allocate(max(nbytes, LEAST_OUTPUT_BYTES))
@@ -121,12 +143,27 @@ class GangCall(Call):
             outputs.append(output)
             _write(block, offsets[rank], part, output, len(buffer), shift)
 
+    def _with_word(self, rank: int, nbytes: int, arena: Arena) -> tuple[Any, int]:
+        """An output buffer with a word before it, and room for an exception's text behind it."""
+        whole, address = arena.allocate(WORD_BYTES + aligned(nbytes) + LEAST_OUTPUT_BYTES)
+        buffer = memoryview(whole)
+        self._words[rank] = word = buffer[:4].cast("I")
+        word[0] = core.NOT_SAID
+        self.words.append(address)
+        return buffer[WORD_BYTES:], address + WORD_BYTES
+
     def note(self, reply: Any) -> None:
         """It failed: whose failure it is, and whether it stands. Its error's text is there."""
         self.failed_helper = helper = int(reply.helper) if reply.helper < 64 else -1
         self.is_committed = reply.gang == core.GANG_COMMITTED
         if self._buffers and helper in self.plan.helpers:
-            self.result = self._buffers[self.plan.helpers.index(helper)]
+            self.result = self._failure_of(self.plan.helpers.index(helper))
+
+    def _failure_of(self, rank: int) -> Any:
+        """What that member wrote of an exception: behind its results, where it had said them."""
+        buffer, word = self._buffers[rank], self._words.get(rank)
+        has_said = word is not None and word[0] == core.SAID_RESULTS
+        return buffer[-LEAST_OUTPUT_BYTES:] if has_said else buffer
 
     def blame(self, error: ShmError) -> None:
         """Say the same of the error that is raised."""

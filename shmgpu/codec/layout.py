@@ -13,7 +13,8 @@ The signature part is the same for all calls of one signature, so a helper reads
 A *layout* is a tree's structure and the specs of its arrays. A result that has exactly the
 layout that the block promised is just its arrays, each at the next multiple of 64; any other
 is preceded by a description of itself. In a *raw call* the two parts are what caller and function
-have agreed on, and the result is arrays that both know.
+have agreed on, and the result is arrays that both know. Where the two have agreed on it, the last
+WORD_BYTES before the output buffer begin with a word in which the helper says that they are there.
 
 Owns reading and writing those bytes, and checks everything that can be checked without knowing an
 arena. Never follows an address: that is the business of whoever knows the arena.
@@ -44,6 +45,7 @@ RESULT_AT = core.BLOCK_RESULT  # where a block describes its output buffer, foll
 _HEAD = struct.Struct(core.BLOCK_FORMAT)
 _TAIL = struct.Struct("<II")
 RESULT_HEAD = struct.Struct("<IIII")  # bytes of description, structure, values; arrays
+WORD_BYTES = 64
 MAX_ARRAYS = 4096
 MOST_PLAIN = 1024  # bytes of a structure of plain values that is worth remembering
 

@@ -1,4 +1,4 @@
-"""Collectives of a gang: calls that run on several helpers at once.
+"""Gangs, calls that run on several helpers at once: their collectives, and what is said meanwhile.
 
 Owns the descriptions of collectives. Never waits but in C.
 """
@@ -20,6 +20,10 @@ COLLECTIVES = numbers_of("shm_collective_kind", "SHM_")
 COLLECTIVE_DTYPES = numbers_of("shm_dtype", "SHM_")
 REDUCTIONS = numbers_of("shm_reduction", "SHM_REDUCE_")
 ALGORITHMS = numbers_of("shm_algorithm", "SHM_ALGORITHM_")
+
+NOT_SAID: int = lib.SHM_NOT_SAID
+SAID_RESULTS: int = lib.SHM_SAID_RESULTS
+SAID_FAILED: int = lib.SHM_SAID_FAILED
 
 gang_collective: Callable[[Any, Any, Any], int] = lib.shm_gang_collective
 gang_start: Callable[[Any, Any, Any], int] = lib.shm_gang_start
@@ -45,3 +49,13 @@ def new_collective(**fields: Any) -> Any:
 def pointer(address: int) -> Any:
     """An address, for :data:`gang_collective`; 0 is none."""
     return cast("void *", address)
+
+
+def word_wait(address: int, timeout_ns: int) -> int:
+    """What a helper has said by that word of the arena; NOT_SAID if it has not, for so long."""
+    return int(lib.shm_word_wait(pointer(address), timeout_ns))
+
+
+def word_say(address: int, what: int) -> bool:
+    """In a helper: say it to whoever waits at that word; False where there is no such word."""
+    return bool(lib.shm_word_say(pointer(address), what) == lib.SHM_OK)

@@ -53,7 +53,8 @@ class Lowered:
         programs: of each member, by rank.
         leaves: how each array that is given lies: one in the arena is given whole to all.
         kept: how each value lies that stays resident, in the program's order.
-        read: likewise of what the child wants to see: never partial.
+        read: likewise of what the child wants to see: partial only where it is small and a sum, and
+            its parts are read.
         readers: for each member the places in ``read`` that it writes: pieces are written by each,
             what is whole by the first of those that have it.
         constants: plain numbers that go with the program's own, behind them, each time.

@@ -35,6 +35,9 @@ from shmgpu.ops.graph import Op, Params, Spec
 from shmgpu.ops.program import Program, Step
 from shmgpu.ops.redistribution import FROM_LOCAL, REDISTRIBUTE, TO_LOCAL, axes_of, unit_of
 
+SUM = PARTIAL_CODES["sum"]
+MAX_PARTS_BYTES = 1024  # of a sum whose parts are read
+
 
 class _Lowering:
     """One program on its way to its members."""
@@ -214,6 +217,14 @@ class _Lowering:
             of_code(REPLICATE if code in PARTIALS else code) for code in next(iter(known)).codes
         ]
         return Layout(self.mesh, placed, next(iter(known)).cuts)
+
+    def parts_of_a_sum(self, slot: int) -> Layout | None:
+        """How a small value lies that nobody has yet but in parts, which have to be added."""
+        known = self.versions[self.root[slot]]
+        layout, spec = next(iter(known)), self.specs[slot]
+        is_sum = len(known) == 1 and {SUM} <= set(layout.codes) <= {SUM, REPLICATE}
+        is_wide = spec.dtype.name in ("float32", "float64")  # others are added as wider ones
+        return layout if is_sum and is_wide and spec.nbytes <= MAX_PARTS_BYTES else None
 
     # ---- one operation ---------------------------------------------------------------------------
 
@@ -429,6 +440,7 @@ def lower(
     bucket_bytes: int = buckets.BUCKET_BYTES,
     overlap: bool = False,
     algorithm: str = "auto",
+    reads_parts: bool = False,
 ) -> Lowered:
     """The programs of a mesh's members that do together what ``program`` does.
 
@@ -442,6 +454,8 @@ def lower(
         bucket_bytes: of collectives that are done as one.
         overlap: whether collectives begin as early and are waited for as late as can be.
         algorithm: how members do an all_reduce; each way gives the same bits.
+        reads_parts: of small sums that are read, whether each member writes its part, which waits
+            for nobody, instead of one member the sum.
 
     Raises:
         ValueError: a layout is of another mesh, or not of the tensor; or what is read is each
@@ -453,7 +467,10 @@ def lower(
     lowering = _Lowering(program, mesh, lies, asked)
     lowering.run()
     kept = [lowering.ending(slot) for slot in program.kept]
-    read = [lowering.ending(slot, is_read=True) for slot in program.read]
+    read = [
+        (reads_parts and lowering.parts_of_a_sum(slot)) or lowering.ending(slot, is_read=True)
+        for slot in program.read
+    ]
     if lowering.local in read:
         raise ValueError(
             "a value is looked at that is each helper's own: say how the pieces make a tensor first"

@@ -93,6 +93,9 @@ class Backend(Protocol):
     def running(self) -> contextlib.AbstractContextManager[Any]:
         """While programs run."""
 
+    def outside(self) -> contextlib.AbstractContextManager[Any]:
+        """In the middle of that, for what is done for others than the program."""
+
     def driver(self) -> Driver | None:
         """What captures work on the device; None where doing it again is as quick."""
 
@@ -177,6 +180,9 @@ class NumpyBackend:
     def running(self) -> contextlib.AbstractContextManager[Any]:
         return np.errstate(all="ignore")  # infinities and NaN are values, as in torch
 
+    def outside(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
     def driver(self) -> Driver | None:
         return None
 
@@ -241,6 +247,10 @@ class TorchBackend:
         both.enter_context(self._inference)
         both.enter_context(self.device)
         return both
+
+    def outside(self) -> contextlib.AbstractContextManager[Any]:
+        # Views of arenas that are made here serve other calls, too.
+        return self.module.inference_mode(mode=False)
 
     def driver(self) -> Driver | None:
         if self.is_host:

@@ -190,9 +190,15 @@ def compiled(
     commits = options.commits and bool(program.donated)
     if commits:
         scope["commit"] = gang.commit
+    says = options.says and bool(program.read) and backend.is_host
+    if says:
+        scope["say"], scope["outside"] = gang.say, backend.outside
     for place, unit in enumerate(plan.units):
         if commits and place == plan.intact:
             lines.append("  commit()")
+        if says and place == plan.said:
+            lines.append(f"  with outside(): say(({read}))")
+            read = ""  # there is nothing left to answer with
         if has_rest and place == plan.early:
             live = "".join(f"{name}, " for name in _live(plan, names, program.kept))
             lines.append(f"  return ({read}), [{live}]")
@@ -240,6 +246,9 @@ def compiled(
             lines.append(f"  {' = '.join(names[one] for one in gone)} = None")
     if commits and plan.intact == len(plan.units):
         lines.append("  commit()")
+    if says and plan.said == len(plan.units):
+        lines.append(f"  with outside(): say(({read}))")
+        read = ""
     kept = "".join(
         f"{'copy' if place in plan.copied and not lends else 'array'}({names[slot]}), "
         for place, slot in enumerate(program.kept)

@@ -14,6 +14,7 @@ from shmgpu import core
 from shmgpu.common import config
 from shmgpu.helper.decoded import Helper, RawRequest
 from shmgpu.ops import gang as gangs
+from shmgpu.ops.program_message import says_early
 
 _KEPT = "shmgpu.engine"
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of <malloc.h>
@@ -91,8 +92,13 @@ def _execute(helper: Helper, request: RawRequest, backend: str) -> Any:
     run = engine.execute
     if gang is None:
         return run(helper.caller, request.head, request.code, request.array, helper.afterwards)
-    with gangs.member_of(gang.programs, gang.commit):
-        return run(helper.caller, request.head, request.code, request.array, helper.afterwards)
+    with gangs.member_of(gang.programs, gang.commit, request.say):
+        try:
+            return run(helper.caller, request.head, request.code, request.array, helper.afterwards)
+        except BaseException:
+            if says_early(request.head):
+                request.say_failed()
+            raise
 
 
 def device_of(helper: Helper) -> Any:

@@ -20,7 +20,7 @@ from shmgpu.engine.joint import Joint
 from shmgpu.ops.casting import ALIAS
 from shmgpu.ops.graph import Op, Spec
 from shmgpu.ops.program import Program, Step
-from shmgpu.ops.program_message import COMMITS
+from shmgpu.ops.program_message import COMMITS, SAYS
 
 NEVER = 1 << 62
 MIN_BUFFER = 1024  # bytes: below, the allocator is as quick as a buffer
@@ -40,12 +40,13 @@ class Options:
     answer_early: bool = True  # what the child waits for is done first, the rest when it has that
     capture: bool = True  # what repeats on a device is launched as one, and answered as one
     commits: bool = False  # it is one member's part of a call that takes effect on all, or on none
+    says: bool = False  # what is read is said to be there as soon as it is, before the answer
 
     @classmethod
     def of_flags(cls, flags: int) -> Options:
-        """Bits 0 to 5 switch them off, in this order; COMMITS is of what members of a gang run."""
+        """Bits 0 to 5 switch them off, in this order; others are of what members of a gang run."""
         switched = cls(*[not flags & 1 << bit for bit in range(6)])
-        return replace(switched, commits=True) if flags & COMMITS else switched
+        return replace(switched, commits=bool(flags & COMMITS), says=bool(flags & SAYS))
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,8 @@ class ProgramPlan:
         spoilt: donated arrays that are written over.
         homes: place in ``kept`` -> slot of the donated array that becomes it, memory and shape.
         intact: how many of the first units write over no donated array: all that may fail.
+        said: after how many of the units all that is read is there. They are not done in another
+            order for that, as members of a gang must meet in the same one.
     """
 
     steps: dict[int, Step] = field(default_factory=dict)
@@ -101,6 +104,7 @@ class ProgramPlan:
     spoilt: set[int] = field(default_factory=set)
     homes: dict[int, int] = field(default_factory=dict)
     intact: int = 0
+    said: int = 0
 
 
 def make(
@@ -137,6 +141,8 @@ def make(
     plan.units += [unit for unit in units if unit.slots[0] not in early]
     failing = [n for n, unit in enumerate(plan.units) if plan.steps[unit.slots[0]].op.may_fail]
     plan.intact = failing[-1] + 1 if failing else 0
+    making = [n for n, unit in enumerate(plan.units) if not set(read).isdisjoint(unit.slots)]
+    plan.said = making[-1] + 1 if making else 0
 
     # Views live where their first input does: a value's memory is its root's.
     root = {slot: slot for slot in range(len(specs))}

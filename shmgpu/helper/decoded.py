@@ -5,14 +5,16 @@ Owns data, and never reads a block itself: :mod:`shmgpu.helper.executor` fills a
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
+from shmgpu import core
 from shmgpu.codec import arrays, dtypes
-from shmgpu.codec.arrays import ArraySpec
-from shmgpu.codec.layout import ParameterBlock
+from shmgpu.codec.arrays import ArraySpec, aligned
+from shmgpu.codec.layout import WORD_BYTES, ParameterBlock
 from shmgpu.codec.pytree import TreeDef
 from shmgpu.errors import BadParams
 from shmgpu.helper.gang import GangMember
@@ -226,6 +228,8 @@ class RawRequest:
         first, end: where the arrays of the caller's arena begin and end.
         output_offset, output_bytes: where the result goes, from the first byte of all arenas.
         gang: the members that run it at once, this helper among them; None: it runs here alone.
+        has_said: whether :meth:`say` has given the caller the results.
+        put: writes results into the output buffer.
     """
 
     __slots__ = (
@@ -236,10 +240,14 @@ class RawRequest:
         "end",
         "first",
         "gang",
+        "has_said",
         "head",
         "output_bytes",
         "output_offset",
+        "put",
     )
+
+    put: Callable[[RawRequest, Sequence[Any]], None]
 
     def __init__(
         self,
@@ -256,6 +264,7 @@ class RawRequest:
         self.first, self.end = bounds
         self.output_offset, self.output_bytes = output
         self.gang: GangMember | None = None
+        self.has_said = False
         self._origin = origin
         self._look = look
 
@@ -271,6 +280,35 @@ class RawRequest:
         if not self.first <= address <= self.end - spec.nbytes:
             raise BadParams("an argument does not lie in the caller's own arena")
         return self._look(address - self._origin, spec)
+
+    def say(self, results: Sequence[Any]) -> None:
+        """Write arrays, each at the next multiple of 64, and tell the caller, who waits for that.
+
+        What is written later, as the text of an exception is, goes behind them.
+
+        Raises:
+            BadParams: they do not fit the output buffer, or no word lies before that.
+        """
+        word = self._word()
+        self.put(self, results)
+        if not core.word_say(word, core.SAID_RESULTS):
+            raise BadParams("no word lies before the output buffer")
+        taken = sum(aligned(array.nbytes) for array in results)
+        self.output_offset += taken
+        self.output_bytes = max(self.output_bytes - taken, 0)
+        self.has_said = True
+
+    def say_failed(self) -> None:
+        """Tell the caller, if it still waits for results, that there will be none."""
+        if not self.has_said:
+            with contextlib.suppress(BadParams):
+                core.word_say(self._word(), core.SAID_FAILED)
+
+    def _word(self) -> int:
+        address = self.output_offset + self._origin - WORD_BYTES
+        if address < self.first:
+            raise BadParams("no word lies before the output buffer in the caller's own arena")
+        return address
 
 
 class Leaf:

@@ -181,6 +181,7 @@ class Executor:
     def _serve_raw(self, target: ServedFunction, request: RawRequest, key: Key) -> tuple[int, int]:
         self.helper.room = None
         request.gang = self._gang
+        request.put = self._put_raw
         try:
             self._put_raw(request, target.body(self.helper, request))
             return _DONE

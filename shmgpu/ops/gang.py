@@ -85,32 +85,48 @@ class _Running(threading.local):
     gang: Gang | None = None
     started: dict[int, Callable[[], Any]]
     arrive: Callable[[], None] | None = None
+    tell: Callable[[Sequence[Any]], None] | None = None
 
 
 _running = _Running()
 
 
 class _Membership:  # a generator in its place would cost as much as a small program
-    __slots__ = ("_arrive", "_before", "_gang")
+    __slots__ = ("_arrive", "_before", "_gang", "_tell")
 
-    def __init__(self, gang: Gang, arrive: Callable[[], None] | None) -> None:
+    def __init__(
+        self,
+        gang: Gang,
+        arrive: Callable[[], None] | None,
+        tell: Callable[[Sequence[Any]], None] | None,
+    ) -> None:
         self._gang = gang
         self._arrive = arrive
+        self._tell = tell
 
     def __enter__(self) -> None:
-        self._before = _running.gang, _running.arrive
-        _running.gang, _running.started, _running.arrive = self._gang, {}, self._arrive
+        self._before = _running.gang, _running.arrive, _running.tell
+        _running.gang, _running.started = self._gang, {}
+        _running.arrive, _running.tell = self._arrive, self._tell
 
     def __exit__(self, *error: object) -> None:
-        _running.gang, _running.arrive = self._before
+        _running.gang, _running.arrive, _running.tell = self._before
         _running.started.clear()
 
 
 def member_of(
-    gang: Gang, arrive: Callable[[], None] | None = None
+    gang: Gang,
+    arrive: Callable[[], None] | None = None,
+    tell: Callable[[Sequence[Any]], None] | None = None,
 ) -> contextlib.AbstractContextManager[None]:
-    """Make this thread a member of the gang for a while; ``arrive`` is what commits its program."""
-    return _Membership(gang, arrive)
+    """Make this thread a member of the gang for a while.
+
+    Args:
+        gang: the others.
+        arrive: what commits its program.
+        tell: what gives the caller the results of a program that says them early.
+    """
+    return _Membership(gang, arrive, tell)
 
 
 def current() -> Gang:
@@ -137,3 +153,9 @@ def commit() -> None:
     """
     if _running.arrive is not None:
         _running.arrive()
+
+
+def say(results: Sequence[Any]) -> None:
+    """Give the caller these, though the program goes on."""
+    if _running.tell is not None:
+        _running.tell(results)

@@ -19,6 +19,7 @@ from shmgpu.ops.program import Program
 # number of the program, options, first new handle, and how many handles are used and freed
 HEAD = struct.Struct("<IIqII")
 COMMITS = 1 << 6  # an option: what members of a gang run takes effect on all, or on none
+SAYS = 1 << 7  # another: what is read is written, and said to be there, as soon as it is
 
 
 class UnknownProgram(BadParams):
@@ -33,6 +34,11 @@ class UnknownTensor(BadParams):
 
     def __init__(self) -> None:
         super().__init__("this helper does not hold that tensor")
+
+
+def says_early(head: bytes) -> bool:
+    """Whether the message with that head asks for it."""
+    return len(head) >= HEAD.size and bool(HEAD.unpack_from(head)[1] & SAYS)
 
 
 # What a step raises comes out of a line with the step's number, from 1, so a traceback names it.

@@ -14,7 +14,7 @@ from shmgpu.child.port import Port
 from shmgpu.functions import Function
 from shmgpu.ops.graph import Node
 from shmgpu.ops.program import ProgramDraft
-from shmgpu.ops.program_message import COMMITS, HEAD
+from shmgpu.ops.program_message import COMMITS, HEAD, SAYS
 from shmgpu.ops.program_message import handles as packed_handles
 from shmgpu.parallel.programs import MeshProgram
 from shmgpu.tensors.failures import nothing_was_done
@@ -38,6 +38,8 @@ class MeshMessage:
         cleared: of one that nobody waits for: what its nodes were made of.
         freed: of each member the handles (and bytes) that it may let go of.
         order: rises from message to message.
+        says: what is read is looked at before it has ended.
+        is_out: it is on its way, and nobody has waited for its end.
     """
 
     __slots__ = (
@@ -47,6 +49,7 @@ class MeshMessage:
         "donated",
         "first",
         "freed",
+        "is_out",
         "kept",
         "lives",
         "loaded",
@@ -56,6 +59,7 @@ class MeshMessage:
         "program",
         "read",
         "residents",
+        "says",
         "seen",
     )
 
@@ -83,6 +87,7 @@ class MeshMessage:
         self.read = draft.read
         self.cleared: list[tuple[Node, tuple[Node, ...]]] = []
         self.freed: list[list[tuple[int, int]]] = []
+        self.says = self.is_out = False
 
     def take_freed(self) -> None:
         """Have it tell members what they may let go of."""
@@ -112,18 +117,22 @@ class MeshMessage:
             )
         call = plan.idle.pop() if plan.idle else GangCall(plan, port.arena)
         assert isinstance(call, GangCall)
+        flags |= COMMITS
         addresses = [one.address for one in self.arrays]
         handles = [handle for handle, _ in self.residents]
         blocks: list[Any] = [None] * mesh.size
         for rank, life in enumerate(self.lives):
             freed = [handle for handle, _ in self.freed[rank]]
-            head = HEAD.pack(number, flags | COMMITS, self.first, len(handles), len(freed))
+            output_bytes = program.output_bytes[rank]
+            says = self.says and output_bytes > 0  # there is no word before another buffer
+            options = flags | SAYS if says else flags
+            head = HEAD.pack(number, options, self.first, len(handles), len(freed))
             if handles or freed:
                 head += packed_handles(len(handles) + len(freed)).pack(*handles, *freed)
             code = b"" if number in life.told else program.codes[rank]
             # A gang's members stand in the order of their numbers, whatever the mesh's is.
             blocks[mesh.places[rank]] = MemberBlock(
-                head + self.numbers, code, addresses, program.output_bytes[rank]
+                head + self.numbers, code, addresses, output_bytes, says
             )
         call.fill(blocks, port.arena)
         return call

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from shmgpu import core
 from shmgpu.child import runtime
 from shmgpu.child.futures import CallFuture
 from shmgpu.child.gang_calls import GangCallPlan, outcome_of
@@ -31,6 +32,7 @@ from shmgpu.parallel.mending import mend
 from shmgpu.parallel.message import MeshMessage
 from shmgpu.parallel.programs import MAX_PROGRAMS, MeshPrograms, Wanted, layouts_of
 from shmgpu.tensors import recorder as recording
+from shmgpu.tensors.devices import are_known_hosts
 from shmgpu.tensors.failures import (
     ANOTHER,
     cannot_fail_any_more,
@@ -47,6 +49,10 @@ from shmgpu.tensors.spreading import parts_of
 from shmgpu.tensors.walks import graph_alive, needed
 
 MAX_DEATHS = 3  # of a mesh's members in a row, over programs that change nothing
+
+# So long results are waited for before it is seen whether the message has ended without them: a
+# member that died says nothing.
+LOOK_NS = 20_000_000
 
 _NONE: frozenset[Node] = frozenset()
 
@@ -213,7 +219,7 @@ class MeshPlacer:
         shared = recorder.is_shared()
         alive = message.alive
         done = [n for n in order if n not in alive and not (shared and n.value is None)]
-        if not wait:
+        if message.is_out:
             message.cleared = [(node, node.inputs) for node in done]
         for node in done:  # computed, and no gradient to come: needs no history
             node.inputs = ()
@@ -265,6 +271,8 @@ class MeshPlacer:
     def _deliver(self, message: MeshMessage, wait: bool) -> bool:
         """Send it, and have its outcome; of one that nobody waits for, that it is out.
 
+        Where much is left to do once what is read is there, its end is not waited for either.
+
         Returns:
             Whether it is done: else it is to be drafted again, without what is lost.
         """
@@ -279,13 +287,19 @@ class MeshPlacer:
             for place, value in enumerate(message.arrays):
                 if not port.arena.base <= value.address < port.arena.end:
                     message.arrays[place] = recorder.placed(value, port.arena)
+            program = message.program
+            message.says = (
+                wait and program.is_said_early and are_known_hosts(program.lowered.mesh.helpers)
+            )
+            message.is_out = not wait or message.says
             call = message.call(port, recorder.execute, self._plans, recorder.flags)
-            addresses = call.outputs
+            outputs, words = [*zip(call.result, call.outputs, strict=True)], call.words
             sent = True
-            if wait:
-                buffers = port.send(call, recorder.execute, message.arrays)
+            if message.is_out:
+                future = post(port, call, message.arrays)
+                self._sent.append((future, message))
             else:
-                self._sent.append((post(port, call, message.arrays), message))
+                port.send(call, recorder.execute, message.arrays)
         except BaseException as error:
             is_ours = isinstance(error, (HelperDied, RemoteError, GangAborted)) or is_let_go(error)
             if not outcome_of(error)[1]:
@@ -295,24 +309,27 @@ class MeshPlacer:
             return self._failed(message, error)
         message.delivered(recorder)
         if recording.observer is not None:
-            recording.observer.spread(message, is_answered=wait)
+            recording.observer.spread(message, is_answered=not message.is_out)
         for watcher in self.watchers:
-            watcher(message.program.lowered)
-        if wait:
+            watcher(program.lowered)
+        if message.says:
+            if not _are_said(words, future) and self.settle(0):
+                return False
+        elif wait:
             self._deaths = 0
             self._heard(message)
-            self._look(message, port, buffers, addresses)
+        if wait:
+            self._look(message, port, outputs)
         return True
 
-    def _look(
-        self, message: MeshMessage, port: Port, buffers: Sequence[Any], addresses: list[int]
-    ) -> None:
-        """Take in what was read."""
-        places = message.program.lowered.mesh.places
-        buffers = [buffers[place] for place in places]
-        addresses = [addresses[place] for place in places]
+    def _look(self, message: MeshMessage, port: Port, outputs: Sequence[tuple[Any, int]]) -> None:
+        """Take in what was read, from the members' output buffers and these buffers' addresses."""
+        program = message.program
+        buffers, addresses = zip(
+            *[outputs[place] for place in program.lowered.mesh.places], strict=True
+        )
         for place, node in enumerate(message.read):
-            held = message.program.put_together(place, buffers, addresses, port.arena)
+            held = program.put_together(place, buffers, addresses, port.arena, message.says)
             if type(node.value) is Spread:
                 node.value.whole = held
             else:
@@ -354,6 +371,8 @@ class MeshPlacer:
         for message, error in reversed(failed):
             if not outcome_of(error)[1]:
                 message.take_back()
+                if recording.observer is not None:
+                    recording.observer.undone(message, error)
             pending[:0] = message.kept
         for number, (message, error) in enumerate(failed):
             self._failed(message, error, follows=number > 0)
@@ -531,6 +550,15 @@ def _wanted(draft: ProgramDraft, mesh: Mesh) -> dict[int, Layout]:
         if of_grad is not None and layout is not None and layout.mesh is mesh:
             found[of_grad] = layout
     return found
+
+
+def _are_said(words: Sequence[int], end: CallFuture[Any]) -> bool:
+    """Wait until members say that their results are there; whether all did before the end."""
+    for word in words:
+        while (what := core.word_wait(word, LOOK_NS)) != core.SAID_RESULTS:
+            if what == core.SAID_FAILED or end.done():
+                return False
+    return True
 
 
 def _place(item: tuple[int, Any]) -> int:

@@ -24,6 +24,11 @@ from shmgpu.ops.program_message import plain_numbers
 from shmgpu.tensors.message import Held, Spread
 
 MAX_PROGRAMS = 1024
+# What is looked at before a program's end is copied, and the end is heard of later: both cost more
+# than they save unless little is looked at, and much is left to do. A second of a core goes over
+# some 5 GB, so this is 1 or 2 ms.
+MAX_SAID_BYTES = 1 << 16
+MIN_BYTES_AFTER = 8 << 20
 
 Wanted = tuple[tuple[int, Layout], ...]
 # A piece of a result: who wrote it, where in that member's buffer, its spec, and which part it is.
@@ -44,11 +49,15 @@ class MeshProgram:
         kept: of each value that stays, how it lies, and the bytes of each member's piece.
         kept_bytes: of each member, of all these pieces.
         read: of each value that is looked at, its spec and its pieces.
+        sums: places in ``read`` of values whose pieces are parts of a sum.
+        is_said_early: whether so much is left to do once these are there that they are looked at
+            before its end.
     """
 
     __slots__ = (
         "codes",
         "constants",
+        "is_said_early",
         "kept",
         "kept_bytes",
         "lowered",
@@ -57,9 +66,12 @@ class MeshProgram:
         "output_bytes",
         "program",
         "read",
+        "sums",
     )
 
-    def __init__(self, number: int, program: Program, lowered: Lowered) -> None:
+    def __init__(
+        self, number: int, program: Program, lowered: Lowered, is_said_early: bool = False
+    ) -> None:
         self.number = number
         self.program = program
         self.lowered = lowered
@@ -95,12 +107,23 @@ class MeshProgram:
             [(specs[slot], tuple(its)) for slot, its in zip(program.read, pieces, strict=True)]
         )
 
+        self.sums = frozenset([n for n, layout in enumerate(lowered.read) if layout.is_partial])
+        self.is_said_early = is_said_early and 0 < sum(sizes) <= MAX_SAID_BYTES
+
     def put_together(
-        self, place: int, buffers: Sequence[Any], addresses: Sequence[int], arena: Arena
+        self,
+        place: int,
+        buffers: Sequence[Any],
+        addresses: Sequence[int],
+        arena: Arena,
+        copies: bool = False,
     ) -> Held:
-        """A value that was looked at, of what members wrote."""
+        """A value that was looked at, of what members wrote.
+
+        ``copies``: it does not stay where they wrote it, in a buffer with room for more.
+        """
         spec, pieces = self.read[place]
-        if len(pieces) == 1 and pieces[0][2] is spec:
+        if len(pieces) == 1 and pieces[0][2] is spec and not copies:
             rank, offset, _, _ = pieces[0]
             buffer = buffers[rank]
             if arena.is_crowded(spec.nbytes):
@@ -108,18 +131,41 @@ class MeshProgram:
                 return Held(arrays.numpy_view(memoryview(own), 0, spec), NOWHERE)
             return Held(arrays.numpy_view(buffer, offset, spec), addresses[rank] + offset)
         room: Any
+        whole: Any
         room, address = bytearray(spec.nbytes), NOWHERE
         if spec.nbytes and not arena.is_crowded(spec.nbytes):
             room, address = arena.allocate(spec.nbytes)
         whole = arrays.numpy_view(memoryview(room), 0, spec)
-        for rank, offset, piece, part in pieces:
-            whole[part] = arrays.numpy_view(buffers[rank], offset, piece)
+        for place_of_piece, (rank, offset, piece, part) in enumerate(pieces):
+            its = arrays.numpy_view(buffers[rank], offset, piece)
+            if place_of_piece and place in self.sums:
+                whole += its  # in the order of ranks, as an all_reduce adds them
+            else:
+                whole[part] = its
         return Held(whole, address)
 
 
 def bytes_of(layout: Layout, spec: Spec) -> tuple[int, ...]:
     """Of each member's piece."""
     return tuple([layout.local_spec(rank, spec).nbytes for rank in range(layout.mesh.size)])
+
+
+def bytes_after(program: Program) -> int:
+    """Bytes that operations go over which are not needed for what is read."""
+    first = len(program.arrays) + len(program.numbers)
+    needed: set[int] = set()
+    stack = [slot for slot in program.read if slot >= first]
+    while stack:
+        slot = stack.pop()
+        if slot not in needed:
+            needed.add(slot)
+            stack += [one for one in program.steps[slot - first].inputs if one >= first]
+    specs = program.specs
+    return sum(
+        step.spec.nbytes + sum(specs[one].nbytes for one in step.inputs)
+        for slot, step in enumerate(program.steps, first)
+        if slot not in needed and not step.op.is_view
+    )
 
 
 class MeshPrograms:
@@ -154,10 +200,11 @@ class MeshPrograms:
         if found is None:
             program = draft.program(Spread)
             asked = {program.kept[place]: layout for place, layout in wanted}
-            lowered = lower(program, mesh, leaves, asked, algorithm=algorithm)
+            is_long = bytes_after(program) >= MIN_BYTES_AFTER * mesh.size
+            lowered = lower(program, mesh, leaves, asked, algorithm=algorithm, reads_parts=is_long)
             if len(self._known) >= MAX_PROGRAMS:
                 self._known.clear()
-            found = self._known[key] = MeshProgram(number(), program, lowered)
+            found = self._known[key] = MeshProgram(number(), program, lowered, is_long)
         return found
 
 

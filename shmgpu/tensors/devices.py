@@ -8,6 +8,7 @@ moves a tensor.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from shmgpu.child import runtime
@@ -82,6 +83,15 @@ def accepted(given: Any) -> None:
 def here() -> device:
     """Where this program's tensors live: the device of its helpers, of the first if they differ."""
     return of_helper(current.recorder().helpers[0])
+
+
+def are_known_hosts(numbers: Sequence[int]) -> bool:
+    """Whether all of these helpers are known to compute on the CPU. None is asked."""
+    means = runtime.require()
+    if means.extra.get("backend", current.backend()) == "numpy":
+        return True
+    found: dict[int, device] = means.extra.get(FOUND, {})
+    return all(number in found and found[number].type == "cpu" for number in numbers)
 
 
 def of_helper(number: int) -> device:

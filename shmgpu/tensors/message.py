@@ -272,5 +272,8 @@ class Observer(Protocol):
     def spread(self, message: Any, is_answered: bool) -> None:
         """Members of a mesh have it, and what it keeps has handles; later: have answered it."""
 
+    def undone(self, message: Any, error: BaseException) -> None:
+        """Members had it, and nothing of it was done: all is as it was before."""
+
     def died(self, helper: int) -> None:
         """A helper is no more, nor what it held; its replacement has its number."""

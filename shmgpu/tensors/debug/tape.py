@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shmgpu.ops.graph import Node, Scalar
@@ -29,6 +29,21 @@ class _Seen:
         self.operations: list[Operation] = []
         self.leaves: list[Instruction] = []
         self.reused: list[Instruction] = []
+
+
+@dataclass
+class _Spread:
+    """A message to the members of a mesh, as far as it was seen.
+
+    Attributes:
+        sent: of each member.
+        kept: rows of what they keep.
+        gone: what they let go of.
+    """
+
+    sent: list[Sent]
+    kept: list[Instruction] = field(default_factory=list)
+    gone: list[Handle] = field(default_factory=list)
 
 
 class Tape:
@@ -93,13 +108,38 @@ class Tape:
 
     def spread(self, message: Any, is_answered: bool) -> None:
         """Write the rows of all members of a mesh; the second time only that it was answered."""
-        seen: list[Sent] | None = getattr(message, "seen", None)
+        seen: _Spread | None = getattr(message, "seen", None)
         if seen is None:
-            self._spread(message)
-            seen = message.seen
+            seen = message.seen = self._spread(message)
         if is_answered:
-            for sent in seen:
+            for sent in seen.sent:
                 sent.answered_ns = time.monotonic_ns()
+
+    def undone(self, message: Any, error: BaseException) -> None:
+        """Write that nothing of a message to a mesh was done, whose rows are written."""
+        seen: _Spread | None = getattr(message, "seen", None)
+        if seen is None:
+            return
+        add = self.instructions.add
+        for sent in seen.sent:
+            sent.error = f"{type(error).__name__}: {error}"
+            sent.answered_ns = time.monotonic_ns()
+            for row in seen.kept:
+                if row.helper == sent.helper:
+                    self.handles.pop((row.helper, row.handle), None)
+                    add(replace(row, kind="FREE"))
+        for held in seen.gone:
+            self.handles[held.helper, held.handle] = held
+            add(
+                Instruction(
+                    seen.sent[0].number,
+                    "KEEP",
+                    held.helper,
+                    held.tensor,
+                    held.handle,
+                    nbytes=held.nbytes,
+                )
+            )
 
     def died(self, helper: int) -> None:
         """Forget what it held."""
@@ -143,7 +183,7 @@ class Tape:
         for node in message.read:
             add(Instruction(number, "READ", helper, node.number, nbytes=node.spec.nbytes))
 
-    def _spread(self, message: Any) -> None:
+    def _spread(self, message: Any) -> _Spread:
         """A member's rows are those of a message of its own, with the meetings among them."""
         number = self._next
         self._next += 1
@@ -153,22 +193,27 @@ class Tape:
             self.operations.add(one)
         helpers = [life.number for life in message.lives]
         now = time.monotonic_ns()
-        message.seen = [Sent(number, helper, now, names) for helper in helpers]
-        for rank, sent in enumerate(message.seen):
+        seen = _Spread([Sent(number, helper, now, names) for helper in helpers])
+        for rank, sent in enumerate(seen.sent):
             self.messages.add(sent)
             self.counts.setdefault(sent.helper, Counter()).update(names)
-            self._of_member(message, rank, number, sent.helper, operations)
+            self._of_member(message, seen, rank, operations)
+        return seen
 
     def _of_member(
-        self, message: Any, rank: int, number: int, helper: int, operations: list[Operation]
+        self, message: Any, seen: _Spread, rank: int, operations: list[Operation]
     ) -> None:
+        number, helper = seen.sent[rank].number, seen.sent[rank].helper
         add = self.instructions.add
         for move in self._moves:
             add(replace(move, helper=helper))
         self._moves = []
         for handle, nbytes in message.freed[rank]:
-            kept = self.handles.pop((helper, handle), None)
-            tensor = 0 if kept is None else kept.tensor
+            gone = self.handles.pop((helper, handle), None)
+            tensor = 0
+            if gone is not None:
+                seen.gone.append(gone)
+                tensor = gone.tensor
             add(Instruction(number, "FREE", helper, tensor, handle, nbytes=nbytes))
         for node in message.loaded:
             add(Instruction(number, "LOAD", helper, node.number, nbytes=node.spec.nbytes))
@@ -191,24 +236,27 @@ class Tape:
             for row in rows:
                 add(row)
         for node in message.donated:
-            self.handles.pop((helper, node.value.handle), None)
+            gone = self.handles.pop((helper, node.value.handle), None)
+            if gone is not None:
+                seen.gone.append(gone)
             add(Instruction(number, "REUSE", helper, node.number, node.value.handle))
         for node in message.kept:
-            self._keep(number, helper, node, node.value.handle, node.value.nbytes[rank])
+            row = self._keep(number, helper, node, node.value.handle, node.value.nbytes[rank])
+            seen.kept.append(row)
         lowered = message.program.lowered
         for place in lowered.readers[rank]:
             node = message.read[place]
             nbytes = lowered.read[place].local_spec(rank, node.spec).nbytes
             add(Instruction(number, "READ", helper, node.number, nbytes=nbytes))
 
-    def _keep(self, number: int, helper: int, node: Node, handle: int, nbytes: int) -> None:
+    def _keep(self, number: int, helper: int, node: Node, handle: int, nbytes: int) -> Instruction:
         spec = node.spec
         self.handles[helper, handle] = Handle(
             node.number, helper, handle, spec.dtype.name, spec.shape, nbytes
         )
-        self.instructions.add(
-            Instruction(number, "KEEP", helper, node.number, handle, nbytes=nbytes)
-        )
+        row = Instruction(number, "KEEP", helper, node.number, handle, nbytes=nbytes)
+        self.instructions.add(row)
+        return row
 
 
 def _name(node: Node) -> str:
