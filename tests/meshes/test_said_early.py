@@ -152,6 +152,7 @@ def test_the_output_queue_is_sound_after_a_death(early, tmp_path):
         gt.debug.enable()
         try:
             for step in range(3):
+                current.recorder().flush()
                 if step == 1:
                     deaths.arm("at the commit", 1)
                 w += 1
