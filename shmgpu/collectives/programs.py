@@ -53,7 +53,8 @@ class ProgramCollectives:
         wait: bool = True,
     ) -> Finish | None:
         """``out``: the reduction of everybody's arrays, in the order of ranks."""
-        return self._run(number, ("all_reduce", members, (len(out),), (), op), arrays, out, wait)
+        counts = tuple(out.shape)  # of its one axis
+        return self._run(number, ("all_reduce", members, counts, (), op), arrays, out, wait)
 
     def all_gather(
         self,

@@ -16,7 +16,6 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from shmgpu.ops import gang
-from shmgpu.ops.gang import Finish
 from shmgpu.ops.graph import Op, Params, Spec, spec_of
 from shmgpu.ops.promotion import uint8
 
@@ -66,24 +65,22 @@ def _parts(x: Any, axis: int, bounds: Sequence[int]) -> list[Any]:
     return [x[_part(axis, start, stop)] for start, stop in pairwise(bounds)]
 
 
-# How a member takes part: (library, specs, params, out) -> (arrays, out) -> (call, outcome); see
-# _row().
+# How a member takes part: (library, specs, params, out) -> (arrays, out, wait) -> (finish,
+# outcome); see _row().
 Meeting = Callable[[_Library, Specs, Params, Spec], Callable[..., Any]]
 
 
 def _row(name: str, rule: Any, meeting: Any, *, takes_out: bool = False) -> Op:
     """A row whose kernel is ``meeting(library, specs, params, out)``.
 
-    That is (arrays, out) -> (what is called with ``wait``, what gives the result after it).
+    That is (arrays, out, wait) -> (what waits for it or None, what gives the result after that).
     """
 
     def bind(module: Any, specs: Specs, params: Params, out: Spec) -> Any:
         meet = meeting(_Library(module), specs, params, out)
 
         def kernel(*arrays: Any, out: Any = None) -> Any:
-            call, outcome = meet(arrays, out)
-            call(wait=True)
-            return outcome()
+            return meet(arrays, out, True)[1]()
 
         return kernel
 
@@ -101,17 +98,12 @@ _MEETINGS: dict[str, Any] = {}
 def _meet_all_reduce(library: _Library, specs: Specs, params: Params, spec: Spec) -> Any:
     number, members, op = params
 
-    def meet(arrays: Sequence[Any], out: Any) -> Any:
+    def meet(arrays: Sequence[Any], out: Any, wait: bool) -> Any:
         if out is None:
             out = library.empty(spec, arrays[0])
         flat = [library.flat(one) for one in arrays]
-
-        def call(wait: bool) -> Finish | None:
-            return gang.current().all_reduce(
-                number, members, op, flat, library.flat(out), wait=wait
-            )
-
-        return call, lambda: out
+        finish = gang.current().all_reduce(number, members, op, flat, library.flat(out), wait=wait)
+        return finish, lambda: out
 
     return meet
 
@@ -140,14 +132,12 @@ def _meet_all_gather(library: _Library, specs: Specs, params: Params, spec: Spec
     is_in_order = math.prod(shape[:axis]) == 1
     packed = spec_of(spec.dtype, (bounds[-1],))
 
-    def meet(arrays: Sequence[Any], out: Any) -> Any:
+    def meet(arrays: Sequence[Any], out: Any, wait: bool) -> Any:
         if out is None:
             out = library.empty(spec, arrays[0])
         flat = library.flat(out) if is_in_order else library.empty(packed, arrays[0])
         own = [library.flat(arrays[0])]
-
-        def call(wait: bool) -> Finish | None:
-            return gang.current().all_gather(number, members, counts, own, flat, wait=wait)
+        finish = gang.current().all_gather(number, members, counts, own, flat, wait=wait)
 
         def outcome() -> Any:
             if not is_in_order:
@@ -156,7 +146,7 @@ def _meet_all_gather(library: _Library, specs: Specs, params: Params, spec: Spec
                     part[...] = piece.reshape(_resized(shape, axis, lengths[place]))
             return out
 
-        return call, outcome
+        return finish, outcome
 
     return meet
 
@@ -189,14 +179,12 @@ def _meet_all_gather_many(library: _Library, specs: Specs, params: Params, spec:
     ]
     counts = tuple([sum(size[place] for size in sizes) for place in range(count)])
 
-    def meet(arrays: Sequence[Any], out: Any) -> Any:
+    def meet(arrays: Sequence[Any], out: Any, wait: bool) -> Any:
         own = [library.flat(one) for one in arrays]
         flat = library.empty(spec, arrays[0])
         if out is None:
             out = library.empty(spec, arrays[0])
-
-        def call(wait: bool) -> Finish | None:
-            return gang.current().all_gather(number, members, counts, own, flat, wait=wait)
+        finish = gang.current().all_gather(number, members, counts, own, flat, wait=wait)
 
         def outcome() -> Any:
             at = [0]
@@ -214,7 +202,7 @@ def _meet_all_gather_many(library: _Library, specs: Specs, params: Params, spec:
                     part[...] = piece.reshape(_resized(one.shape, axis, lengths[place]))
             return out
 
-        return call, outcome
+        return finish, outcome
 
     return meet
 
@@ -233,7 +221,7 @@ def _meet_reduce_scatter(library: _Library, specs: Specs, params: Params, spec: 
     ]
     counts = tuple([sum(size[place] for size in sizes) for place in range(len(members))])
 
-    def meet(arrays: Sequence[Any], out: Any) -> Any:
+    def meet(arrays: Sequence[Any], out: Any, wait: bool) -> Any:
         if out is None:
             out = library.empty(spec, arrays[0])
         cut = [
@@ -241,13 +229,10 @@ def _meet_reduce_scatter(library: _Library, specs: Specs, params: Params, spec: 
             for one, (axis, lengths) in zip(arrays, pieces, strict=True)
         ]
         flat = [library.flat(parts[place]) for place in range(len(members)) for parts in cut]
-
-        def call(wait: bool) -> Finish | None:
-            return gang.current().reduce_scatter(
-                number, members, op, counts, flat, library.flat(out), wait=wait
-            )
-
-        return call, lambda: out
+        finish = gang.current().reduce_scatter(
+            number, members, op, counts, flat, library.flat(out), wait=wait
+        )
+        return finish, lambda: out
 
     return meet
 
@@ -284,14 +269,12 @@ def _meet_all_to_all(library: _Library, specs: Specs, params: Params, spec: Spec
     bounds = _bounds(received)
     packed = spec_of(spec.dtype, (bounds[-1],))
 
-    def meet(arrays: Sequence[Any], out: Any) -> Any:
+    def meet(arrays: Sequence[Any], out: Any, wait: bool) -> Any:
         if out is None:
             out = library.empty(spec, arrays[0])
         flat = [library.flat(part) for part in _parts(arrays[0], want_axis, _bounds(want))]
         got = library.empty(packed, arrays[0])
-
-        def call(wait: bool) -> Finish | None:
-            return gang.current().all_to_all(number, members, sent, received, flat, got, wait=wait)
+        finish = gang.current().all_to_all(number, members, sent, received, flat, got, wait=wait)
 
         def outcome() -> Any:
             for place, part in enumerate(_parts(out, have_axis, _bounds(have))):
@@ -299,7 +282,7 @@ def _meet_all_to_all(library: _Library, specs: Specs, params: Params, spec: Spec
                 part[...] = piece.reshape(part.shape)
             return out
 
-        return call, outcome
+        return finish, outcome
 
     return meet
 
@@ -339,7 +322,7 @@ def _meet_realign(library: _Library, specs: Specs, params: Params, spec: Spec) -
     bounds = _bounds(received)
     packed = spec_of(spec.dtype, (bounds[-1],))
 
-    def meet(arrays: Sequence[Any], out: Any) -> Any:
+    def meet(arrays: Sequence[Any], out: Any, wait: bool) -> Any:
         if out is None:
             out = library.empty(spec, arrays[0])
         begin = have[place]
@@ -348,9 +331,7 @@ def _meet_realign(library: _Library, specs: Specs, params: Params, spec: Spec) -
             for start, stop in outgoing
         ]
         got = library.empty(packed, arrays[0])
-
-        def call(wait: bool) -> Finish | None:
-            return gang.current().all_to_all(number, members, sent, received, flat, got, wait=wait)
+        finish = gang.current().all_to_all(number, members, sent, received, flat, got, wait=wait)
 
         def outcome() -> Any:
             begin = want[place]
@@ -359,7 +340,7 @@ def _meet_realign(library: _Library, specs: Specs, params: Params, spec: Spec) -
                 part[...] = got[bounds[other] : bounds[other + 1]].reshape(part.shape)
             return out
 
-        return call, outcome
+        return finish, outcome
 
     return meet
 
@@ -396,8 +377,7 @@ def _bind_start(module: Any, specs: Specs, params: Params, out: Spec) -> Any:
     library = _Library(module)
 
     def start(*arrays: Any) -> Any:
-        call, outcome = meet(arrays, None)
-        finish = call(wait=False)
+        finish, outcome = meet(arrays, None, False)
 
         def finished() -> Any:
             if finish is not None:
