@@ -60,8 +60,11 @@ class Asking:
         return 200, output
 
 
-@pytest.mark.parametrize(("model", "shape"), [("in_place", [1, 3]), ("scale", [3])])
-def test_each_of_many_alike_is_answered_with_its_own(server, model, shape):
+@pytest.mark.parametrize(
+    ("model", "shape", "is_nested"),
+    [("in_place", [1, 3], False), ("in_place", [1, 3], True), ("scale", [3], False)],
+)
+def test_each_of_many_alike_is_answered_with_its_own(server, model, shape, is_nested):
     """Of all lengths as text; alone, and together, where rows of several go as one message."""
     wrong = []
 
@@ -71,7 +74,7 @@ def test_each_of_many_alike_is_answered_with_its_own(server, model, shape):
         for number in range(100):
             x = (random.random(3) * 10.0 ** random.integers(0, 9)).astype("f4")
             given = [int(one) for one in x] if number % 5 == 0 else x.tolist()
-            status, said = ask(given)
+            status, said = ask([given] if is_nested else given)
             expected = (2 * np.array(given, "f4")).tolist()
             found = status, said["shape"], said["datatype"], np.float32(said["data"]).tolist()
             if found != (200, shape, "FP32", expected):
@@ -96,6 +99,30 @@ def test_what_is_odd_among_many_alike_is_answered_as_ever(server, odd):
     found, expected = (re.sub(r"(column|char) \d+", "", repr(one(odd))) for one in (ask, other))
     assert found == expected
     assert ask([4, 1])[1]["data"] == [8, 2]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_alike"),
+    [
+        ("[1, 2]", "[3.5,1e9]", True),
+        ("[[1, 2]]", "[[3.5,1e9]]", True),
+        ("[[[1]]]", "[[[2]]]", True),
+        ("[[1, 2]]", "[1, 2]", False),
+        ("[[1, 2]]", "[[1, 2]", False),
+        ("[[1, 2], [3, 4]]", "[[1, 2], [3, 5]]", False),  # of which only one row would be looked at
+        ("[" * 3000 + "1]", "[" * 3000 + "1]", None),
+    ],
+)
+def test_what_requests_are_known_by_holds_all_but_the_numbers_of_one_row(one, other, is_alike):
+    def known_by(text):
+        body = b'{"inputs": [{"data": %s}]}' % text.encode()
+        head = b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body)
+        path = object.__new__(JsonFastPath)
+        path._text = bytearray(head + body + bytes(50))
+        return path._key(head, len(head) + len(body))
+
+    keys = known_by(one), known_by(other)
+    assert keys == (None, None) if is_alike is None else (keys[0] == keys[1]) == is_alike
 
 
 def test_nested_numbers_do_not_have_what_is_no_json_answered(server):

@@ -15,7 +15,7 @@ from shmgpu.serve.protocol.datatypes import DATATYPES
 pytestmark = pytest.mark.skipif(json_numbers.native is None, reason="shmgpu._json was not built")
 
 FEW = 20_000
-MANY = 5_000_000  # in pieces of FEW
+MANY = 2_000_000  # in pieces of FEW
 PIECES = [pytest.param(1, id="few"), pytest.param(MANY // FEW, id="many", marks=pytest.mark.slow)]
 DOUBLE = np.dtype("f8")
 

@@ -1,9 +1,9 @@
 """Small requests of numbers in JSON like earlier ones: nothing but the numbers is parsed.
 
 A client that asks again sends the same head, but for its length, and the same JSON around the
-numbers of its only input. Those are written where the prepared request
-(:mod:`shmgpu.serve.frontend.fast_path`) has its memory, and the answer's are put between the bytes
-that stood around them in an earlier answer.
+numbers of its only input: around one flat array, or the only row of nested ones. Those are written
+where the prepared request (:mod:`shmgpu.serve.frontend.fast_path`) has its memory, and the answer's
+are put between the bytes that stood around them in an earlier answer.
 
 Owns what is known of such requests. Never refuses one: anything else in the place of the numbers,
 or more of them than the shape has, is for the general path to read.
@@ -27,7 +27,7 @@ from shmgpu.serve.frontend.fast_path import (
     may_be_kept,
 )
 from shmgpu.serve.frontend.request import Request, head_of
-from shmgpu.serve.protocol import datatypes, json_numbers
+from shmgpu.serve.protocol import datatypes
 from shmgpu.serve.protocol.datatypes import Datatype
 from shmgpu.serve.protocol.types import InferRequest, InferResponse
 from shmgpu.serve.scheduling.catalog import Catalog, ServedModel
@@ -79,7 +79,7 @@ class _NumbersAnswer:
 
 
 def _is_flat(numbers: bytes, count: int) -> bool:
-    """Whether that is a list of so many numbers; of nested ones it is where the first ends."""
+    """Whether that is a list of so many numbers; of several rows it is where the first ends."""
     try:
         return len(orjson.loads(numbers)) == count
     except ValueError:  # orjson's are
@@ -89,7 +89,7 @@ def _is_flat(numbers: bytes, count: int) -> bool:
 class _Known:
     """A prepared request, what its numbers are, and the JSON around them with both brackets."""
 
-    __slots__ = ("_into", "_kind", "after", "before", "datatype", "prepared", "shape")
+    __slots__ = ("_into", "_reader", "after", "before", "datatype", "prepared", "shape")
 
     def __init__(
         self,
@@ -104,8 +104,8 @@ class _Known:
         self.shape = shape
         self.before = before
         self.after = after
-        self._kind = datatypes.kind_in_memory(datatype)
         self._into = memoryview(bytearray(datatypes.count(shape) * datatype.itemsize))
+        self._reader = datatypes.reader(datatype)
 
     def is_around(self, text: bytearray, start: int, stop: int) -> bool:
         """Whether that JSON begins and ends a part of the text, with anything in between."""
@@ -119,10 +119,8 @@ class _Known:
     def read(self, text: bytearray, start: int, stop: int) -> memoryview | None:
         """The bytes of its numbers, until others are read; None: that is no array of them."""
         start, stop = start + len(self.before) - 1, stop - len(self.after) + 1
-        if self._kind is not None:
-            if json_numbers.read_into(self._kind, text, start, stop, self._into):
-                return self._into
-            return None
+        if self._reader is not None:
+            return self._into if self._reader(text, start, stop, self._into) else None
         try:
             array = datatypes.from_text(self.datatype, self.shape, text, start, stop)
         except ValueError:  # orjson's are
@@ -146,7 +144,6 @@ class JsonFastPath(PreparedRequests):
         answering: Callable[[Request], Outcome],
     ) -> None:
         super().__init__(calls, catalog, answering)
-        self._view = scratch
         self._text: bytearray = scratch.obj  # type: ignore[assignment]
         self._known: dict[Key, _Known] = {}
         # By a whole head: bytes of the body, and what was known of it the last time.
@@ -192,6 +189,8 @@ class JsonFastPath(PreparedRequests):
         """What the request in the buffer is known by; None: by nothing."""
         text, end = self._text, len(head)
         start = text.find(b"[", text.find(DATA, end, count) + len(DATA), count) + 1
+        while text.startswith(b"[", start, min(count, end + MOST_AROUND)):  # a row in several
+            start += 1
         stop = text.find(b"]", start, count)
         if start <= end or stop < 0 or start - end + count - stop > MOST_AROUND or end > MOST_HEAD:
             return None

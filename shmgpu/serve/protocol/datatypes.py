@@ -320,10 +320,10 @@ def from_text(
     return from_json(datatype, shape, orjson.loads(bytes(text[start:stop])))
 
 
-def kind_in_memory(datatype: Datatype) -> int | None:
-    """What :mod:`.json_numbers` reads straight into such a tensor's memory; None: nothing is."""
+def reader(datatype: Datatype) -> json_numbers.Reader | None:
+    """What reads flat arrays straight into a tensor's memory; None: :func:`from_text` does."""
     read_as = _read_as(datatype)
-    return json_numbers.kind_of(read_as) if read_as == datatype.storage else None
+    return json_numbers.reader(read_as) if read_as == datatype.storage else None
 
 
 def _read_as(datatype: Datatype) -> np.dtype[Any]:

@@ -21,6 +21,9 @@ if not TYPE_CHECKING:
         pass
 
 Buffer = bytes | bytearray | memoryview
+# Text, start, stop, memory: whether that part of the text, brackets included, was an array that
+# fills the memory. Otherwise some of that may have changed, and Python might take the text, as NaN.
+Reader = Callable[[Buffer, int, int, Any], bool]
 
 _READ = {} if native is None else {
     np.dtype(name): getattr(native, name.upper())
@@ -32,29 +35,21 @@ _READ = {} if native is None else {
 _WRITTEN = {dtype: kind for dtype, kind in _READ.items() if dtype.kind == "f"}
 
 
-def kind_of(dtype: np.dtype[Any]) -> int | None:
-    """What :func:`read_into` calls such elements; None: it cannot read them."""
-    return _READ.get(dtype)
-
-
-def read_into(kind: int, text: Buffer, start: int, stop: int, into: Any) -> bool:
-    """Whether a part of the text, brackets included, was an array of as many numbers as ``into``.
-
-    False where Python might take it all the same, as NaN. ``into``: writable bytes, of which some
-    may have changed then.
-    """
-    return native.read(kind, text, start, stop, into)  # type: ignore[no-any-return]
+def reader(dtype: np.dtype[Any]) -> Reader | None:
+    """What reads such elements into memory; None: nothing does."""
+    kind = _READ.get(dtype)
+    return None if kind is None else functools.partial(native.read, kind)
 
 
 def read(
     dtype: np.dtype[Any], count: int, text: Buffer, start: int, stop: int
 ) -> np.ndarray[Any, Any] | None:
     """The array of so many numbers that a part of the text is; None: it is none, or not sure."""
-    kind = kind_of(dtype)
-    if kind is None or not 0 < count <= (stop - start) // 2:  # a digit and what follows it
+    read_into = reader(dtype)
+    if read_into is None or not 0 < count <= (stop - start) // 2:  # a digit and what follows it
         return None
     array = np.empty(count, dtype)
-    return array if read_into(kind, text, start, stop, array) else None
+    return array if read_into(text, start, stop, array) else None
 
 
 def writer(dtype: np.dtype[Any]) -> Callable[[Any], bytes] | None:
