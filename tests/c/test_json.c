@@ -17,14 +17,19 @@ static uint64_t draw(void) { /* splitmix64 */
 }
 
 /* In memory that ends with the text, so that a sanitizer sees what is read behind it. */
-static bool reads(int kind, const char *text, size_t length, void *out, size_t n) {
+static bool reads_shape(int kind, const char *text, size_t length, void *out, const size_t *shape,
+                        int axes) {
   char *alone = malloc(length + 1);
   CHECK(alone != NULL);
   char *at = alone + 1; /* and at no place that suits wider loads */
   memcpy(at, text, length);
-  const bool is_read = shmi_json_read(kind, at, at + length, out, n);
+  const bool is_read = shmi_json_read(kind, at, at + length, out, shape, axes);
   free(alone);
   return is_read;
+}
+
+static bool reads(int kind, const char *text, size_t length, void *out, size_t n) {
+  return reads_shape(kind, text, length, out, &n, 1);
 }
 
 TEST_WITHIN(floats_of_any_bits_are_read_as_they_were_written, 60) {
@@ -85,6 +90,37 @@ TEST_WITHIN(whatever_the_bytes_nothing_is_read_behind_them, 60) {
     }
     for (int kind = 0; kind < SHMI_JSON_KINDS; kind++) {
       (void)reads(kind, text, length, found, 1 + draw() % 4);
+      const size_t shape[] = {1 + draw() % 2, 1, 1 + draw() % 2};
+      (void)reads_shape(kind, text, length, found, shape, 3);
+    }
+  }
+}
+
+TEST(nested_arrays_are_read_where_they_are_nested_as_the_shape_is) {
+  CHECK(shmi_json_prepare());
+  static const struct {
+    const char *text;
+    size_t shape[3];
+    int axes;
+  } right[] = {
+      {"[1,2,3,4,5,6]", {6}, 1},           {"[[1,2],[3,4],[5,6]]", {3, 2}, 2},
+      {"[[1],[2],[3],[4],[5],[6]]", {6, 1}, 2}, {"[[[1],[2],[3]],[[4],[5],[6]]]", {2, 3, 1}, 3},
+      {"[ [ [1 ,2] ] ,\n[[3,4] ], [[ 5,6]]]", {3, 1, 2}, 3},
+  };
+  for (size_t i = 0; i < sizeof right / sizeof *right; i++) {
+    float found[6] = {0};
+    const size_t length = strlen(right[i].text);
+    CHECK(reads_shape(SHMI_JSON_FLOAT32, right[i].text, length, found, right[i].shape,
+                      right[i].axes));
+    for (int at = 0; at < 6; at++) CHECK(found[at] == (float)(at + 1));
+    for (size_t other = 0; other < sizeof right / sizeof *right; other++) {
+      const bool is_read = reads_shape(SHMI_JSON_FLOAT32, right[i].text, length, found,
+                                       right[other].shape, right[other].axes);
+      CHECK_EQ(is_read, other == i);
+    }
+    for (size_t cut = 0; cut < length; cut++) {
+      CHECK(!reads_shape(SHMI_JSON_FLOAT32, right[i].text, cut, found, right[i].shape,
+                         right[i].axes));
     }
   }
 }

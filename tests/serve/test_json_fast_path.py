@@ -62,7 +62,10 @@ class Asking:
 
 @pytest.mark.parametrize(
     ("model", "shape", "is_nested"),
-    [("in_place", [1, 3], False), ("in_place", [1, 3], True), ("scale", [3], False)],
+    [
+        *(("in_place", [1, 3], False), ("in_place", [1, 3], True), ("in_place", [3, 1], True)),
+        ("scale", [3], False),
+    ],
 )
 def test_each_of_many_alike_is_answered_with_its_own(server, model, shape, is_nested):
     """Of all lengths as text; alone, and together, where rows of several go as one message."""
@@ -74,7 +77,7 @@ def test_each_of_many_alike_is_answered_with_its_own(server, model, shape, is_ne
         for number in range(100):
             x = (random.random(3) * 10.0 ** random.integers(0, 9)).astype("f4")
             given = [int(one) for one in x] if number % 5 == 0 else x.tolist()
-            status, said = ask([given] if is_nested else given)
+            status, said = ask(np.reshape(given, shape).tolist() if is_nested else given)
             expected = (2 * np.array(given, "f4")).tolist()
             found = status, said["shape"], said["datatype"], np.float32(said["data"]).tolist()
             if found != (200, shape, "FP32", expected):
@@ -109,11 +112,12 @@ def test_what_is_odd_among_many_alike_is_answered_as_ever(server, odd):
         ("[[[1]]]", "[[[2]]]", True),
         ("[[1, 2]]", "[1, 2]", False),
         ("[[1, 2]]", "[[1, 2]", False),
-        ("[[1, 2], [3, 4]]", "[[1, 2], [3, 5]]", False),  # of which only one row would be looked at
+        ("[[1, 2], [3, 4]]", "[[1, 2], [3, 5]]", True),
+        ("[[1, 2], [3, 4] ]", "[[1, 2], [3, 5] ]", None),  # an end that is not looked for
         ("[" * 3000 + "1]", "[" * 3000 + "1]", None),
     ],
 )
-def test_what_requests_are_known_by_holds_all_but_the_numbers_of_one_row(one, other, is_alike):
+def test_what_requests_are_known_by_holds_all_but_their_numbers(one, other, is_alike):
     def known_by(text):
         body = b'{"inputs": [{"data": %s}]}' % text.encode()
         head = b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body)

@@ -202,16 +202,19 @@ def test_what_is_no_array_is_not_read(text):
 def test_nothing_beside_the_text_or_the_memory_is_touched():
     text, around = b"9[1,2]9", np.full(4, 77, "i2")
     native = json_numbers.native
-    assert native.read(native.INT16, text, 1, 6, around[1:3])
+    assert native.read(native.INT16, text, 1, 6, around[1:3], (2,))
     assert around.tolist() == [77, 1, 2, 77]
     for start, stop in ((-1, 5), (3, 2), (1, 8)):
         with pytest.raises(ValueError, match="no such part"):
-            native.read(native.INT16, text, start, stop, around[1:3])
+            native.read(native.INT16, text, start, stop, around[1:3], (2,))
     with pytest.raises(TypeError):
-        native.read(native.INT16, text, 1, 6, bytes(4))
+        native.read(native.INT16, text, 1, 6, bytes(4), (2,))
     for kind in (-1, native.FLOAT64 + 1):
         with pytest.raises(ValueError, match="that kind"):
-            native.read(kind, text, 1, 6, around)
+            native.read(kind, text, 1, 6, around, (4,))
+    for shape in ((), (3,), (2, 2), (0,), (2, 0), (4, 1), (-2,), (1,) * 40, (1 << 70,)):
+        with pytest.raises((ValueError, OverflowError)):
+            native.read(native.INT16, text, 1, 6, around[1:3], shape)
     with pytest.raises(ValueError, match="that kind"):
         native.write(native.INT16, around)
 

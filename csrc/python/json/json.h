@@ -1,4 +1,4 @@
-/* json -- flat arrays of numbers as JSON has them, read and written.
+/* json -- arrays of numbers as JSON has them, read and written.
  *
  * A decimal number is read as the double or the float next to it: by an exact product or quotient
  * of two doubles where both are exact (Clinger, PLDI 1990), otherwise by one of 64 bits with 128 of
@@ -52,10 +52,11 @@ void shmi_powers_fill(void);
 
 size_t shmi_json_size(int kind); /* bytes of such a number */
 
-/* Whether the text, up to `end`, is an array of just n numbers, at least one, which `out` then has.
- * False is also said of what another reader takes: of what is not finite, of numbers that are none
- * of this kind. `out` may hold some numbers then. */
-bool shmi_json_read(int kind, const char *text, const char *end, void *out, size_t n);
+/* Whether the text, up to `end`, is an array of numbers nested as the shape is, of one axis or more
+ * and no length 0; `out` then has them. False is also said of what another reader takes: of what is
+ * not finite, of numbers that are none of this kind. `out` may hold some numbers then. */
+bool shmi_json_read(int kind, const char *text, const char *end, void *out, const size_t *shape,
+                    int axes);
 
 /* Write n numbers, floats, as an array, into ROOM(n) bytes, of which it returns how many it took.
  * What is not finite is NaN, Infinity and -Infinity, which are no JSON. */

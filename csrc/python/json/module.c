@@ -8,6 +8,7 @@
 #include "python/json/json.h"
 
 enum { MANY = 1024 }; /* take ten microseconds, and others can use them */
+enum { MOST_AXES = 32 };
 
 /* The memory of a bytes-like object, which must not change as long as it is used. Both are of the
  * stable ABI, but headers since 3.13 do not name them. */
@@ -21,14 +22,31 @@ static bool is_kind(int kind, int first) {
   return false;
 }
 
+/* The number of axes; 0: no shape of n numbers, of which an exception tells. */
+static int shape_of(PyObject *given, size_t n, size_t shape[MOST_AXES]) {
+  const Py_ssize_t axes = PyTuple_Size(given);
+  for (Py_ssize_t axis = 0; axis < axes && axis < MOST_AXES; axis++) {
+    shape[axis] = PyLong_AsSize_t(PyTuple_GetItem(given, axis));
+    if (PyErr_Occurred()) return 0;
+    if (shape[axis] == 0 || n % shape[axis] != 0) break;
+    n /= shape[axis];
+    if (n == 1 && axis + 1 == axes) return (int)axes;
+  }
+  PyErr_SetString(PyExc_ValueError, "read: the memory is not that of numbers of this shape");
+  return 0;
+}
+
 static PyObject *read_array(PyObject *module, PyObject *given) {
   (void)module;
   int kind;
-  PyObject *from, *into;
+  PyObject *from, *into, *given_shape;
   Py_ssize_t start, stop, length, size;
   const void *text;
   void *out;
-  if (!PyArg_ParseTuple(given, "iOnnO:read", &kind, &from, &start, &stop, &into)) return NULL;
+  if (!PyArg_ParseTuple(given, "iOnnOO!:read", &kind, &from, &start, &stop, &into,
+                        &PyTuple_Type, &given_shape)) {
+    return NULL;
+  }
   if (!is_kind(kind, 0) || PyObject_AsReadBuffer(from, &text, &length) != 0 ||
       PyObject_AsWriteBuffer(into, &out, &size) != 0) {
     return NULL;
@@ -39,12 +57,15 @@ static PyObject *read_array(PyObject *module, PyObject *given) {
   }
   const char *at = (const char *)text + start, *end = (const char *)text + stop;
   const size_t n = (size_t)size / shmi_json_size(kind);
+  size_t shape[MOST_AXES];
+  const int axes = shape_of(given_shape, n, shape);
+  if (axes == 0) return NULL;
   bool is_read;
   if (n < MANY) {
-    is_read = shmi_json_read(kind, at, end, out, n);
+    is_read = shmi_json_read(kind, at, end, out, shape, axes);
   } else {
     Py_BEGIN_ALLOW_THREADS;
-    is_read = shmi_json_read(kind, at, end, out, n);
+    is_read = shmi_json_read(kind, at, end, out, shape, axes);
     Py_END_ALLOW_THREADS;
   }
   return PyBool_FromLong(is_read);
@@ -78,7 +99,7 @@ static PyObject *write_array(PyObject *module, PyObject *given) {
 
 static PyMethodDef functions[] = {
     {"read", read_array, METH_VARARGS,
-     "read(kind, text, start, stop, into): whether a part of the text was an array that fills it."},
+     "read(kind, text, start, stop, into, shape): whether a part of the text was such an array."},
     {"write", write_array, METH_VARARGS, "write(kind, numbers): an array of floats."},
     {0},
 };
@@ -86,7 +107,7 @@ static PyMethodDef functions[] = {
 static PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "shmgpu._json",
-    .m_doc = "Flat arrays of numbers as JSON; for shmgpu.serve.protocol.datatypes.",
+    .m_doc = "Arrays of numbers as JSON; for shmgpu.serve.protocol.datatypes.",
     .m_size = -1,
     .m_methods = functions,
 };

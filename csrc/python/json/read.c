@@ -258,22 +258,52 @@ static const char *read_whole(const char *at, const char *end, const kind_t *kin
 
 typedef const char *(*reader_t)(const char *, const char *, const kind_t *, void *);
 
+/* How many arrays begin with that row, which is as many as end before it. */
+static inline int arrays_at(size_t row, const size_t *shape, int axes) {
+  int count = 0;
+  for (size_t block = 1; count < axes && row % block == 0; count++) {
+    if (count + 1 < axes) block *= shape[axes - 2 - count];
+  }
+  return count;
+}
+
 static inline __attribute__((always_inline)) bool read_all(reader_t reader, const kind_t *kind,
                                                            const char *at, const char *end,
-                                                           char *out, size_t n) {
-  for (size_t i = 0; i < n; i++) {
-    at = reader(skip_blanks(at), end, kind, out + i * kind->size);
-    if (at == NULL) return false;
-    at = skip_blanks(at);
-    if (*at++ != (i + 1 < n ? ',' : ']')) return false;
+                                                           char *out, const size_t *shape,
+                                                           int axes) {
+  const size_t length = shape[axes - 1];
+  size_t rows = 1;
+  for (int axis = 0; axis < axes - 1; axis++) rows *= shape[axis];
+  for (size_t row = 0; row < rows; row++) {
+    for (int begin = arrays_at(row, shape, axes); begin > 0; begin--) {
+      at = skip_blanks(at);
+      if (*at++ != '[') return false;
+    }
+    for (size_t i = 0; i < length; i++, out += kind->size) {
+      at = reader(skip_blanks(at), end, kind, out);
+      if (at == NULL) return false;
+      at = skip_blanks(at);
+      if (*at++ != (i + 1 < length ? ',' : ']')) return false;
+    }
+    for (int ends = arrays_at(row + 1, shape, axes); ends > 1; ends--) {
+      if (at == end) return false; /* behind a bracket that may have been the last */
+      at = skip_blanks(at);
+      if (*at++ != ']') return false;
+    }
+    if (row + 1 < rows) {
+      if (at == end) return false;
+      at = skip_blanks(at);
+      if (*at++ != ',') return false;
+    }
   }
   return at == end;
 }
 
-bool shmi_json_read(int kind, const char *text, const char *end, void *out, size_t n) {
-  if (n == 0 || end - text < 3 || *text != '[' || end[-1] != ']') return false;
+bool shmi_json_read(int kind, const char *text, const char *end, void *out, const size_t *shape,
+                    int axes) {
+  if (end - text < 3 || *text != '[' || end[-1] != ']') return false;
   const kind_t *of = &kinds[kind];
-  if (kind == SHMI_JSON_FLOAT32) return read_all(read_float32, of, text + 1, end, out, n);
-  if (kind == SHMI_JSON_FLOAT64) return read_all(read_float64, of, text + 1, end, out, n);
-  return read_all(read_whole, of, text + 1, end, out, n);
+  if (kind == SHMI_JSON_FLOAT32) return read_all(read_float32, of, text, end, out, shape, axes);
+  if (kind == SHMI_JSON_FLOAT64) return read_all(read_float64, of, text, end, out, shape, axes);
+  return read_all(read_whole, of, text, end, out, shape, axes);
 }

@@ -1,8 +1,8 @@
 """Small requests of numbers in JSON like earlier ones: nothing but the numbers is parsed.
 
 A client that asks again sends the same head, but for its length, and the same JSON around the
-numbers of its only input: around one flat array, or the only row of nested ones. Those are written
-where the prepared request (:mod:`shmgpu.serve.frontend.fast_path`) has its memory, and the answer's
+numbers of its only input, which are flat or nested as the shape is. Those are written where the
+prepared request (:mod:`shmgpu.serve.frontend.fast_path`) has its memory, and the answer's
 are put between the bytes that stood around them in an earlier answer.
 
 Owns what is known of such requests. Never refuses one: anything else in the place of the numbers,
@@ -78,18 +78,28 @@ class _NumbersAnswer:
         return _HEAD % len(body) + body
 
 
-def _is_flat(numbers: bytes, count: int) -> bool:
-    """Whether that is a list of so many numbers; of several rows it is where the first ends."""
+def _are(
+    numbers: bytearray, datatype: Datatype, shape: Sequence[int], given: np.ndarray[Any, Any]
+) -> bool:
+    """Whether that text alone is the array that was given."""
     try:
-        return len(orjson.loads(numbers)) == count
+        found = datatypes.from_json(datatype, shape, orjson.loads(numbers))
     except ValueError:  # orjson's are
         return False
+    return found.tobytes() == given.tobytes()
+
+
+def _depth_of(before: bytes) -> int:
+    """How many arrays begin where that ends."""
+    return len(before) - len(before.rstrip(b"["))
 
 
 class _Known:
-    """A prepared request, what its numbers are, and the JSON around them with both brackets."""
+    """A prepared request, what its numbers are, and the JSON around them, with outer brackets."""
 
-    __slots__ = ("_into", "_reader", "after", "before", "datatype", "prepared", "shape")
+    __slots__ = (
+        "_depth", "_into", "_nested", "_reader", "after", "before", "datatype", "prepared", "shape",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -104,7 +114,10 @@ class _Known:
         self.shape = shape
         self.before = before
         self.after = after
-        self._into = memoryview(bytearray(datatypes.count(shape) * datatype.itemsize))
+        self._depth = _depth_of(before)
+        elements = datatypes.count(shape)
+        self._nested = tuple(shape) if self._depth > 1 else (elements,)
+        self._into = memoryview(bytearray(elements * datatype.itemsize))
         self._reader = datatypes.reader(datatype)
 
     def is_around(self, text: bytearray, start: int, stop: int) -> bool:
@@ -118,9 +131,11 @@ class _Known:
 
     def read(self, text: bytearray, start: int, stop: int) -> memoryview | None:
         """The bytes of its numbers, until others are read; None: that is no array of them."""
-        start, stop = start + len(self.before) - 1, stop - len(self.after) + 1
+        start += len(self.before) - self._depth
+        stop -= len(self.after) - self._depth
         if self._reader is not None:
-            return self._into if self._reader(text, start, stop, self._into) else None
+            is_read = self._reader(text, start, stop, self._into, self._nested)
+            return self._into if is_read else None
         try:
             array = datatypes.from_text(self.datatype, self.shape, text, start, stop)
         except ValueError:  # orjson's are
@@ -189,9 +204,11 @@ class JsonFastPath(PreparedRequests):
         """What the request in the buffer is known by; None: by nothing."""
         text, end = self._text, len(head)
         start = text.find(b"[", text.find(DATA, end, count) + len(DATA), count) + 1
-        while text.startswith(b"[", start, min(count, end + MOST_AROUND)):  # a row in several
+        depth = 1
+        while text.startswith(b"[", start, min(count, end + MOST_AROUND)):
             start += 1
-        stop = text.find(b"]", start, count)
+            depth += 1
+        stop = text.find(b"]" * depth, start, count)
         if start <= end or stop < 0 or start - end + count - stop > MOST_AROUND or end > MOST_HEAD:
             return None
         length = _LENGTH.search(head)
@@ -222,12 +239,13 @@ class JsonFastPath(PreparedRequests):
         if key is None or not given.data.size:
             return None
         *_, before, after = key
-        numbers = bytes(self._text[len(head) + len(before) - 1 : count - len(after) + 1])
+        depth = _depth_of(before)
+        numbers = self._text[len(head) + len(before) - depth : count - len(after) + depth]
         # The only key of that name, however it might be written, is that of the input's numbers.
         around = before + after
         if not _BEGINS.search(before) or around.count(DATA) != 1 or b"\\" in around:
             return None
-        if not _is_flat(numbers, given.data.size):
+        if not _are(numbers, datatype, given.shape, given.data):
             return None
         data = given.data.reshape(-1).view("u1").data
         plain = InferRequest(

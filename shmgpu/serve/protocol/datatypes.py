@@ -321,7 +321,7 @@ def from_text(
 
 
 def reader(datatype: Datatype) -> json_numbers.Reader | None:
-    """What reads flat arrays straight into a tensor's memory; None: :func:`from_text` does."""
+    """What reads arrays straight into a tensor's memory; None: :func:`from_text` must."""
     read_as = _read_as(datatype)
     return json_numbers.reader(read_as) if read_as == datatype.storage else None
 

@@ -1,4 +1,4 @@
-"""Flat arrays of numbers between JSON and memory, in C where it was built.
+"""Arrays of numbers between JSON and memory, in C where it was built.
 
 Owns what :mod:`shmgpu._json` is asked, and for which element types: 256 numbers are read in 3 us
 instead of 11 and written in 3.4 instead of 4.4, and of many the interpreter is let go meanwhile.
@@ -21,9 +21,9 @@ if not TYPE_CHECKING:
         pass
 
 Buffer = bytes | bytearray | memoryview
-# Text, start, stop, memory: whether that part of the text, brackets included, was an array that
-# fills the memory. Otherwise some of that may have changed, and Python might take the text, as NaN.
-Reader = Callable[[Buffer, int, int, Any], bool]
+# Text, start, stop, memory, shape: whether that part of the text, brackets included, was an array
+# nested so, which the memory has then. If not it may have changed, and Python might take the text.
+Reader = Callable[[Buffer, int, int, Any, tuple[int, ...]], bool]
 
 _READ = {} if native is None else {
     np.dtype(name): getattr(native, name.upper())
@@ -44,12 +44,12 @@ def reader(dtype: np.dtype[Any]) -> Reader | None:
 def read(
     dtype: np.dtype[Any], count: int, text: Buffer, start: int, stop: int
 ) -> np.ndarray[Any, Any] | None:
-    """The array of so many numbers that a part of the text is; None: it is none, or not sure."""
+    """The flat array of so many numbers that a part of the text is; None: maybe it is none."""
     read_into = reader(dtype)
     if read_into is None or not 0 < count <= (stop - start) // 2:  # a digit and what follows it
         return None
     array = np.empty(count, dtype)
-    return array if read_into(text, start, stop, array) else None
+    return array if read_into(text, start, stop, array, (count,)) else None
 
 
 def writer(dtype: np.dtype[Any]) -> Callable[[Any], bytes] | None:
