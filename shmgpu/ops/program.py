@@ -312,7 +312,7 @@ class ProgramDraft:
         )
         return self
 
-    def unneeded(self, alive: Set[Node]) -> list[Node]:
+    def unneeded(self, alive: Set[Node], held: dict[Node, int] | None = None) -> list[Node]:
         """Residents that nothing knows besides operations that are over after this.
 
         CPython counts references exactly: those of a leaf that are not the inputs of such
@@ -321,12 +321,16 @@ class ProgramDraft:
 
         Args:
             alive: nodes whose gradient may still be asked for.
+            held: how often messages that are under way refer to each resident: that is nobody's
+                business either. Which have ended by now is chance, and programs are not.
         """
         if not self.residents:
             return []
         if native is not None:
             # Besides the inputs: the arrays and the residents.
-            found: list[Node] = native.unneeded(self._mark, self.order, self.residents, alive, 2)
+            found: list[Node] = native.unneeded(
+                self._mark, self.order, self.residents, alive, 2, held
+            )
             return found
         candidates = [node for node in self.residents if not node.owners]
         uses = self._uses
@@ -342,7 +346,9 @@ class ProgramDraft:
         return [
             node
             for node in candidates
-            if sys.getrefcount(node) <= uses[node] + 7 and sys.getrefcount(node.value) <= 2
+            if sys.getrefcount(node)
+            <= uses[node] + 7 + (0 if held is None else held[node] + 1)  # and as its key
+            and sys.getrefcount(node.value) <= 2
         ]
 
     def program(self, is_resident: type) -> Program:

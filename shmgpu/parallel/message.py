@@ -7,6 +7,7 @@ output buffer of its own. Never sends.
 from __future__ import annotations
 
 from collections.abc import Set
+from itertools import chain
 from typing import Any
 
 from shmgpu.child.gang_calls import GangCall, GangCallPlan, MemberBlock
@@ -152,6 +153,20 @@ class MeshMessage:
             zip(self.kept, program.kept, strict=True), self.first
         ):
             node.value = Spread(recorder, layout, lives, handle, sizes)
+
+    def count_into(self, counts: dict[Node, int]) -> None:
+        """Add how often this refers to each node that is counted."""
+        lists = (self.nodes, self.kept, self.read, self.loaded, self.donated, self.alive)
+        for node in chain(*lists):
+            if node in counts:
+                counts[node] += 1
+        for _, node in self.residents:
+            if node in counts:
+                counts[node] += 1
+        for node, inputs in self.cleared:
+            for one in (node, *inputs):
+                if one in counts:
+                    counts[one] += 1
 
     def take_back(self) -> None:
         """Nothing of it was done, though it was out: its nodes are what they were."""

@@ -8,7 +8,7 @@ Never computes a value. It is called while the recorder's lock is held.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 from shmgpu import core
@@ -241,7 +241,7 @@ class MeshPlacer:
         kept = draft.shown
         if saved:
             kept = [node for node in draft.order if node.owners or node in saved]
-        draft.settled(kept, [] if recorder.is_shared() else draft.unneeded(alive))
+        draft.settled(kept, [] if recorder.is_shared() else self._unneeded(draft, alive))
         program = self._programs.of(
             mesh, draft, self._wanted(draft, mesh), recorder.numbers.__next__, self.algorithm
         )
@@ -249,6 +249,14 @@ class MeshPlacer:
         recorder.handle += len(kept)
         message.alive = alive
         return message
+
+    def _unneeded(self, draft: ProgramDraft, alive: Set[Node]) -> list[Node]:
+        if not self._sent:
+            return draft.unneeded(alive)
+        held = dict.fromkeys(draft.residents, 0)
+        for _, message in self._sent:
+            message.count_into(held)
+        return draft.unneeded(alive, held)
 
     def _wanted(self, draft: ProgramDraft, mesh: Mesh) -> Wanted:
         found = _wanted(draft, mesh)
@@ -289,7 +297,10 @@ class MeshPlacer:
                     message.arrays[place] = recorder.placed(value, port.arena)
             program = message.program
             message.says = (
-                wait and program.is_said_early and are_known_hosts(program.lowered.mesh.helpers)
+                wait
+                and program.is_said_early
+                and not self._hints
+                and are_known_hosts(program.lowered.mesh.helpers)
             )
             message.is_out = not wait or message.says
             call = message.call(port, recorder.execute, self._plans, recorder.flags)

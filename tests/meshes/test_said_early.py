@@ -6,6 +6,7 @@ Programs here are short, so they are made to count as long.
 from __future__ import annotations
 
 import pathlib
+import threading
 
 import numpy as np
 import pytest
@@ -68,6 +69,32 @@ def test_results_are_there_while_the_program_goes_on(early, tmp_path):
         np.testing.assert_allclose(losses[1], (X[1] @ want).sum(), rtol=1e-4)
         want -= 0.5 * X[1].sum(0)[:, None]
         np.testing.assert_allclose(w.detach().numpy(), want, rtol=1e-4, atol=1e-4)
+
+
+def test_a_step_is_the_same_program_whether_the_one_before_has_ended_or_not(early, tmp_path):
+    held = Held(tmp_path)
+    with gt.init(helpers=2, devices="cpu", threads=1, session=held.session):
+        mesh = init_device_mesh("cpu", (2,))
+        w = distribute_tensor(WEIGHTS[0], mesh).requires_grad_()
+        opt = gt.optim.SGD([w], lr=0.01, momentum=0.9)
+
+        def step():
+            loss = (distribute_tensor(X[0], mesh, [Shard(0)]) @ w).sum()
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            loss.item()
+
+        known = []
+        for is_under_way in (False, False, False, True, False, True):
+            if is_under_way:
+                held.file.touch()
+                step()
+                threading.Timer(0.1, held.file.unlink).start()
+            step()
+            current.recorder().flush()
+            known.append(len(current.recorder().placer._programs._known))
+        assert known[3:] == known[2:3] * 3
 
 
 @pytest.mark.parametrize("helpers", [2, 3])

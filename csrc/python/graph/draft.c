@@ -173,17 +173,28 @@ static bool is_unknown(const node_t *node, Py_ssize_t ours) {
          Py_REFCNT(node->value) == 1;
 }
 
-/* unneeded(mark, order, residents, alive, ours): those of the residents that nothing refers to,
- * except operations that end with this program and `ours` tables. `alive` are nodes whose gradient
- * may still be asked for. CPython counts references exactly, and no two nodes share a tuple of
+/* How often messages refer to a node that are under way: what a dictionary says, and as its key. */
+static Py_ssize_t held_by(PyObject *held, PyObject *node) {
+  PyObject *count = held == Py_None ? NULL : PyDict_GetItemWithError(held, node);
+  return count == NULL ? 0 : PyLong_AsSsize_t(count) + 1;
+}
+
+/* unneeded(mark, order, residents, alive, ours, held): those of the residents that nothing refers
+ * to, except operations that end with this program, `ours` tables, and messages that are under way
+ * (None, or a dictionary with the number of times). `alive` are nodes whose gradient may still be
+ * asked for. CPython counts references exactly, and no two nodes share a tuple of
  * inputs. So if some of a node's count is left, somebody else refers to it. */
 PyObject *shmi_unneeded(PyObject *module, PyObject *given) {
   (void)module;
   unsigned long long mark;
-  PyObject *order, *residents, *alive;
+  PyObject *order, *residents, *alive, *held = Py_None;
   Py_ssize_t ours;
-  if (!PyArg_ParseTuple(given, "KO!O!On", &mark, &PyList_Type, &order, &PyList_Type, &residents,
-                        &alive, &ours)) {
+  if (!PyArg_ParseTuple(given, "KO!O!On|O", &mark, &PyList_Type, &order, &PyList_Type, &residents,
+                        &alive, &ours, &held)) {
+    return NULL;
+  }
+  if (held != Py_None && !PyDict_Check(held)) {
+    PyErr_SetString(PyExc_TypeError, "unneeded: a dictionary of counts, or None");
     return NULL;
   }
   for (Py_ssize_t at = 0; at < PyList_Size(order); at++) {
@@ -211,7 +222,9 @@ PyObject *shmi_unneeded(PyObject *module, PyObject *given) {
   PyObject *found = PyErr_Occurred() ? NULL : PyList_New(0);
   for (Py_ssize_t at = 0; found != NULL && at < PyList_Size(residents); at++) {
     PyObject *node = PyList_GetItem(residents, at);
-    if (shmi_is_node(node) && is_unknown((node_t *)node, ours) && PyList_Append(found, node)) {
+    const Py_ssize_t others = ours + held_by(held, node);
+    if (PyErr_Occurred() || (shmi_is_node(node) && is_unknown((node_t *)node, others) &&
+                             PyList_Append(found, node))) {
       Py_CLEAR(found);
     }
   }
