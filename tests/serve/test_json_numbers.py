@@ -21,7 +21,7 @@ DOUBLE = np.dtype("f8")
 
 
 def read(text, count, dtype=DOUBLE):
-    return json_numbers.read(np.dtype(dtype), count, text, 0, len(text))
+    return json_numbers.read(np.dtype(dtype), (count,), text, 0, len(text))
 
 
 def bits(array):
@@ -212,7 +212,7 @@ def test_nothing_beside_the_text_or_the_memory_is_touched():
     for kind in (-1, native.FLOAT64 + 1):
         with pytest.raises(ValueError, match="that kind"):
             native.read(kind, text, 1, 6, around, (4,))
-    for shape in ((), (3,), (2, 2), (0,), (2, 0), (4, 1), (-2,), (1,) * 40, (1 << 70,)):
+    for shape in ((), (3,), (2, 2), (0,), (2, 0), (4, 1), (-2,), (1,) * 70, (1 << 70,)):
         with pytest.raises((ValueError, OverflowError)):
             native.read(native.INT16, text, 1, 6, around[1:3], shape)
     with pytest.raises(ValueError, match="that kind"):

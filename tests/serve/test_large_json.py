@@ -386,6 +386,77 @@ def test_long_arrays_that_are_wrong_are_refused(spoil, datatype, said):
     assert refused.value.status == 400
 
 
+def read_or_refused(body):
+    try:
+        (found,) = http_codec.parse_infer(body, None).inputs
+    except ProtocolError as error:
+        return error.status, str(error)
+    array = found.array()
+    return str(array.dtype), array.shape, array.tobytes()
+
+
+@pytest.mark.parametrize("is_built", [True, False])
+@pytest.mark.parametrize("datatype", ["FP32", "FP16", "BF16", "FP64", "INT8", "UINT64", "BOOL"])
+@pytest.mark.parametrize(
+    ("shape", "spoil"),
+    [
+        ([300, 10, 3], None),
+        ([9000], None),
+        ([300, 30], None),
+        ([300, 10, 3, 1], None),
+        ([299, 10, 3], None),
+        ([300, 10, 3], ("1", "null")),
+        ([300, 10, 3], ("1", "300")),
+        ([300, 10, 3], ("1", "1.5")),
+        ([300, 10, 3], ("1", "NaN")),
+        ([300, 10, 3], ("1, ", "")),
+        ([300, 10, 3], ("[1, 0, 1]", "[]")),
+        ([300, 10, 3], ("1", "[1]")),
+        ([300, 10, 3], ("1", "1e400")),
+    ],
+)
+def test_long_nested_arrays_are_read_as_if_they_were_short(
+    monkeypatch, shape, spoil, datatype, is_built
+):
+    if not is_built:
+        monkeypatch.setattr(json_numbers, "_READ", {})
+    values = (np.arange(9000) % 2 == 0).reshape(300, 10, 3)
+    text = json.dumps((values if datatype == "BOOL" else values.astype(int)).tolist())
+    if spoil is not None:
+        text = text.replace(*spoil, 1)
+    assert len(text) > json_reader.LONG_BYTES
+    body = request(text, shape, datatype)
+    found = read_or_refused(body)
+    monkeypatch.setattr(json_reader, "LONG_BYTES", len(body) + 1)
+    wanted = read_or_refused(body)
+    assert found == wanted or (found[0] == wanted[0] == 400 and "not JSON" in found[1] + wanted[1])
+
+
+def test_nested_arrays_are_read_in_c_and_let_the_interpreter_go(monkeypatch):
+    monkeypatch.setattr(datatypes.NumberText, "parsed", None)
+    text = json.dumps(np.ones((50, 40, 4)).tolist())
+    (found,) = http_codec.parse_infer(request(text, [50, 40, 4]), None).inputs
+    assert found.array().shape == (50, 40, 4) and found.array().min() == 1
+
+
+@pytest.mark.parametrize(
+    "inside", ["[" * 20_000, "[[1], " * 9_000 + "[N]", "[1], " * 9_000 + "NaN"]
+)
+@pytest.mark.parametrize("depth", [2, 64, 65, 5_000])
+def test_arrays_that_are_nested_to_no_end_are_refused(inside, depth):
+    for end in ("", "]" * 20_000):
+        body = request("[" * depth + inside + end + "]" * depth, [20_000, 1])
+        assert read_or_refused(body)[0] == 400
+
+
+def test_long_nested_arrays_that_are_no_inputs_are_refused():
+    text = json.dumps(np.ones((50, 40, 4)).tolist())
+    body = request("[1]", [1], before=f'"parameters": {{"data": {text}}},')
+    with pytest.raises(ProtocolError) as refused:
+        http_codec.parse_infer(body, None)
+    assert refused.value.status == 400
+
+
 def test_a_trailing_comma_is_no_element():
     text, count = long(["1"])
     body = request(text[:-1] + ",]", [count + 1])

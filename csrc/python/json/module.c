@@ -8,7 +8,7 @@
 #include "python/json/json.h"
 
 enum { MANY = 1024 }; /* take ten microseconds, and others can use them */
-enum { MOST_AXES = 32 };
+enum { MOST_AXES = 64 }; /* as of NumPy */
 
 /* The memory of a bytes-like object, which must not change as long as it is used. Both are of the
  * stable ABI, but headers since 3.13 do not name them. */

@@ -30,6 +30,7 @@ _COMMA = ord(",")
 _DOUBLE = np.dtype(np.float64)
 # What begins everything but a number: text, arrays, objects, true, false, null; and ends NaN.
 _NO_NUMBERS = (b'"', b"[", b"{", b"t", b"f", b"n", b"N")
+MOST_LAX_BYTES = 4 << 20  # of JSON with NaN and Infinity, read by a slow parser at once
 STEP = 1 << 16  # bytes of JSON numbers that are parsed at once
 AT_ONCE = 1 << 16  # elements that are written as JSON at once
 
@@ -235,16 +236,18 @@ def _sizes(got: int, needed: int, datatype: Datatype, shape: Sequence[int]) -> s
 
 
 class NumberText:
-    """A flat JSON array that has not been parsed: what is between its brackets.
+    """A JSON array that has not been parsed: what is between its brackets.
 
     Args:
         text: that it is a part of.
         start, end: where it begins, behind its bracket, and where it ends.
+        depth: how many arrays begin there; but for ``parsed`` it is flat.
     """
 
-    __slots__ = ("end", "start", "text")
+    __slots__ = ("depth", "end", "start", "text")
 
-    def __init__(self, text: bytes, start: int, end: int) -> None:
+    def __init__(self, text: bytes, start: int, end: int, depth: int = 1) -> None:
+        self.depth = depth
         self.text = text
         self.start = start
         self.end = end
@@ -258,6 +261,15 @@ class NumberText:
     def has_numbers_only(self) -> bool:
         """Whether nothing in it can be anything else, if it is well formed."""
         return all(self.text.find(sign, self.start, self.end) < 0 for sign in _NO_NUMBERS)
+
+    def parsed(self) -> list[Any]:
+        """Its elements, nested as they are.
+
+        Raises:
+            ValueError: it is no JSON.
+        """
+        with json_numbers.uncollected():
+            return _parsed(self.text[self.start : self.end])
 
     def lists(self) -> Iterator[list[Any]]:
         """Its elements in pieces, so that the interpreter is held for no longer than one takes.
@@ -282,7 +294,11 @@ def _parsed(piece: bytes) -> list[Any]:
         found = orjson.loads(text)
     except orjson.JSONDecodeError:
         # As Triton's clients write numbers that are not finite.
-        found = json.loads(text) if b"N" in piece or b"I" in piece else None
+        is_lax = len(piece) <= MOST_LAX_BYTES and (b"N" in piece or b"I" in piece)
+        try:
+            found = json.loads(text) if is_lax else None
+        except (ValueError, RecursionError):
+            found = None
     if not isinstance(found, list) or not found:
         raise ValueError("has 'data' that is not JSON: correct it")
     return found
@@ -314,7 +330,7 @@ def from_text(
     Raises:
         ValueError: as :func:`from_json`, or it is no JSON.
     """
-    read = json_numbers.read(_read_as(datatype), count(shape), text, start, stop)
+    read = json_numbers.read(_read_as(datatype), (count(shape),), text, start, stop)
     if read is not None:
         return _narrowed(datatype, read).reshape(tuple(shape))
     return from_json(datatype, shape, orjson.loads(bytes(text[start:stop])))
@@ -332,11 +348,15 @@ def _read_as(datatype: Datatype) -> np.dtype[Any]:
 
 
 def _in_steps(datatype: Datatype, shape: Sequence[int], data: NumberText) -> np.ndarray[Any, Any]:
-    read = json_numbers.read(
-        _read_as(datatype), count(shape), data.text, data.start - 1, data.end + 1
-    )
-    if read is not None:
-        return _narrowed(datatype, read).reshape(tuple(shape))
+    if data.depth in (1, len(shape)):
+        nested = (count(shape),) if data.depth == 1 else tuple(shape)
+        read = json_numbers.read(
+            _read_as(datatype), nested, data.text, data.start - 1, data.end + 1
+        )
+        if read is not None:
+            return _narrowed(datatype, read).reshape(tuple(shape))
+    if data.depth > 1:
+        return from_json(datatype, shape, data.parsed())
     elements = data.count()
     if elements != count(shape):
         raise ValueError(_elements(elements, shape))

@@ -7,8 +7,11 @@ Never says what is wrong with a text: whoever asks reads it once more in Python,
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+import gc
+import math
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,6 +38,18 @@ _READ = {} if native is None else {
 _WRITTEN = {dtype: kind for dtype, kind in _READ.items() if dtype.kind == "f"}
 
 
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Nothing is garbage while JSON is parsed, and looking for some takes longer than parsing."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 def reader(dtype: np.dtype[Any]) -> Reader | None:
     """What reads such elements into memory; None: nothing does."""
     kind = _READ.get(dtype)
@@ -42,14 +57,14 @@ def reader(dtype: np.dtype[Any]) -> Reader | None:
 
 
 def read(
-    dtype: np.dtype[Any], count: int, text: Buffer, start: int, stop: int
+    dtype: np.dtype[Any], shape: tuple[int, ...], text: Buffer, start: int, stop: int
 ) -> np.ndarray[Any, Any] | None:
-    """The flat array of so many numbers that a part of the text is; None: maybe it is none."""
-    read_into = reader(dtype)
+    """The array, nested as its shape is, that a part of the text is; None: maybe it is none."""
+    read_into, count = reader(dtype), math.prod(shape)
     if read_into is None or not 0 < count <= (stop - start) // 2:  # a digit and what follows it
         return None
-    array = np.empty(count, dtype)
-    return array if read_into(text, start, stop, array, (count,)) else None
+    array = np.empty(shape, dtype)
+    return array if read_into(text, start, stop, array, shape) else None
 
 
 def writer(dtype: np.dtype[Any]) -> Callable[[Any], bytes] | None:

@@ -3,33 +3,33 @@
 Owns what is refused of JSON that a parser would take: objects with a key twice, which two parsers
 read in two ways; more arrays, objects, keys or values than a request needs, each of which costs far
 more than its bytes; and nesting without an end. The numbers are counted before anything is parsed,
-and a long flat array of numbers is left as text (:class:`.datatypes.NumberText`), to be parsed in
-steps: so no thread of a process is held up for long by another one that reads. Never looks at what
-the keys say, but for the ``data`` of ``inputs``: elements, whose nesting their shape bounds.
+and a long array of numbers is left as text (:class:`.datatypes.NumberText`), to be parsed in C, or
+in steps: so no thread of a process is held up for long by another one that reads. Never looks at
+what the keys say, but for the ``data`` of ``inputs``: elements, whose nesting their shape bounds.
 """
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import json
 import re
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import orjson
 
-from shmgpu.serve.protocol.datatypes import NumberText
+from shmgpu.serve.protocol.datatypes import MOST_LAX_BYTES, NumberText
+from shmgpu.serve.protocol.json_numbers import uncollected
 from shmgpu.serve.protocol.types import RequestLimits, refusal
 
 LONG_BYTES = 1 << 14  # of an array of numbers that is left as text, and of what may hold one
 MOST_LEFT = 1024  # places where such an array may be
 STEP = 1 << 20  # bytes that are looked at at once
-MOST_LAX_BYTES = 4 << 20  # of JSON with NaN and Infinity outside such arrays, read by a slow parser
+MOST_DEPTH = 64  # of an array that is left as text
+MOST_BEHIND = 4096  # bytes between its end and the next string
 _QUOTE = ord('"')
-_DATA = re.compile(rb'"data"[ \t\r\n]{0,64}:[ \t\r\n]{0,64}\[')
+_DATA = re.compile(rb'"data"[ \t\r\n]{0,64}:[ \t\r\n]{0,64}(\[{1,%d})' % (MOST_DEPTH + 1))
 # What stands for an array that is left as text; no client can know it.
 _MARK = secrets.token_hex(16)
 
@@ -47,11 +47,12 @@ def read_object(text: bytes, limits: RequestLimits, hint: str = "correct it") ->
     """
     left: list[NumberText] = []
     if len(text) >= LONG_BYTES:
-        text, left = _without_numbers(text)
+        text, left = _without_numbers(text, left, False)
         _bound(text, b"[{", limits.json_containers, "arrays and objects")
         _bound(text, b":", limits.json_keys, "keys")
         _bound(text, b",", limits.json_values, "values outside of flat arrays of numbers")
-        if (_count(text, b'"') - _count(text, (b'\\"',))) // 2 > limits.json_texts:
+        escaped = _count(text, (b'\\"',)) if b"\\" in text else 0
+        if (_count(text, b'"') - escaped) // 2 > limits.json_texts:
             raise refusal(
                 f"the request's JSON has more than {limits.json_texts} texts: send BYTES as binary "
                 "data"
@@ -61,6 +62,7 @@ def read_object(text: bytes, limits: RequestLimits, hint: str = "correct it") ->
                 f"the request's JSON has {len(text)} bytes outside of flat arrays of numbers, and "
                 f"this server takes {limits.json_text}: send tensors as binary data"
             )
+        text, left = _without_numbers(text, left, True)  # the bounds hold for what is nested
     found = _load(text, hint)
     if not isinstance(found, dict):
         raise refusal("the request is not a JSON object: send one with its fields by name")
@@ -86,7 +88,11 @@ def _count(text: bytes, signs: bytes | tuple[bytes, ...], most: int | None = Non
     """How many of these signs there are, strings included; not much further than ``most``."""
     found = 0
     for at in range(0, len(text), STEP):
-        found += sum(text.count(sign, at, at + STEP) for sign in signs)
+        if isinstance(signs, bytes):  # quicker than bytes' own count of many
+            octets = np.frombuffer(text, np.uint8, min(STEP, len(text) - at), at)
+            found += sum(int(np.count_nonzero(octets == sign)) for sign in signs)
+        else:
+            found += sum(text.count(sign, at, at + STEP) for sign in signs)
         if most is not None and found > most:
             break
     return found
@@ -111,9 +117,17 @@ def _outside(text: bytes, signs: bytes, most: int | None = None) -> int:
     return found
 
 
-def _without_numbers(text: bytes) -> tuple[bytes, list[NumberText]]:
-    """The JSON with a mark in the place of each long flat array of numbers, and these."""
-    left: list[NumberText] = []
+def _without_numbers(
+    text: bytes, left: list[NumberText], is_nested: bool
+) -> tuple[bytes, list[NumberText]]:
+    """The JSON with a mark in the place of each long array of numbers, and these with those before.
+
+    Args:
+        text: the JSON.
+        left: what was left as text before.
+        is_nested: whether nested arrays are taken, or flat ones.
+    """
+    left = left.copy()
     parts: list[bytes] = []
     kept = at = 0
     for _ in range(MOST_LEFT):
@@ -125,16 +139,24 @@ def _without_numbers(text: bytes) -> tuple[bytes, list[NumberText]]:
         at += len(b'"data"')
         if found is None or not is_name:
             continue
-        start = found.end()
+        depth = len(found[1]) if is_nested else 1
+        start = found.start(1) + 1
         # Such an array has no string in it, so it ends before the next one begins.
         quote = text.find(b'"', start)
-        close = text.find(b"]", start, quote if quote >= 0 else len(text))
-        if close - start < LONG_BYTES or text.find(b"[", start, close) >= 0:
+        stop = quote if quote >= 0 else len(text)
+        if is_nested:  # what follows it has no such brackets, and is short
+            begin = max(start, stop - MOST_BEHIND)
+            close = text.rfind(b"]" * depth, begin, stop) + depth - 1
+        else:
+            close = text.find(b"]", start, stop)
+        if close - start < LONG_BYTES or (1 < depth <= MOST_DEPTH) != is_nested:
+            continue
+        if not is_nested and text.find(b"[", start, close) >= 0:
             continue
         parts += [text[kept : start - 1], b'"%s%d"' % (_MARK.encode(), len(left))]
-        left.append(NumberText(text, start, close))
+        left.append(NumberText(text, start, close, depth))
         at = kept = close + 1
-    return (b"".join([*parts, text[kept:]]), left) if left else (text, left)
+    return (b"".join([*parts, text[kept:]]), left) if parts else (text, left)
 
 
 def _find(text: bytes, word: bytes, at: int) -> int:
@@ -158,28 +180,16 @@ def _put_back(found: dict[str, Any], left: list[NumberText]) -> None:
         raise refusal("the request has 'data' outside of its 'inputs': omit it there")
 
 
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Nothing is garbage while JSON is parsed, and looking for some takes longer than parsing."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
 def _load(text: bytes, hint: str) -> Any:
     try:
-        with _uncollected():
+        with uncollected():
             return orjson.loads(text)
     except orjson.JSONDecodeError as error:
         reason = str(error)
     # Triton's clients write numbers that are not finite as NaN and Infinity, which are no JSON.
     if len(text) <= MOST_LAX_BYTES and (b"NaN" in text or b"Infinity" in text):
         try:
-            with _uncollected():
+            with uncollected():
                 return json.loads(text.decode())
         except (ValueError, RecursionError):
             pass
