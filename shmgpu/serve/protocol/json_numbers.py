@@ -2,7 +2,8 @@
 
 Owns what :mod:`shmgpu._json` is asked, and for which element types: 256 numbers are read in 3 us
 instead of 11 and written in 3.4 instead of 4.4, and of many the interpreter is let go meanwhile.
-Never says what is wrong with a text: whoever asks reads it once more in Python, which does.
+And that Python's collector rests while Python parses. Never says what is wrong with a text: whoever
+asks reads it once more in Python, which does.
 """
 
 from __future__ import annotations
