@@ -7,7 +7,7 @@
 
 enum {
   NAIVE_BYTES = 1 << 15, /* up to here an all_reduce in one meeting is the quickest */
-  BLOCK_BYTES = 1 << 13  /* that are reduced, and copied at once */
+  BLOCK_BYTES = 1 << 14  /* that are reduced, and then posted from the cache */
 };
 
 /* ---- reduce_scatter ---- */
@@ -143,16 +143,17 @@ void shmi_run_post_to_reduce(const shmi_run_t *run, uint64_t number, int slot) {
   close_post(run, slot, shmi_run_step_of_chunk(number), used, run->others);
 }
 
-/* The reduction into two places, a block at a time: the second is copied from the nearest cache. */
-static void reduce_twice(const shmi_run_t *run, char *to, char *also_to,
-                         const void *const sources[], size_t n) {
+/* The reduction into `out` and, a block behind, into what others read. That they have lines of it
+ * makes each of a loop's stores wait, where cores share no cache; those of a copy do so together. */
+static void reduce_and_post(const shmi_run_t *run, char *out, char *posted,
+                            const void *const sources[], size_t n) {
   const void *from[SHM_MAX_HELPERS];
   size_t each = BLOCK_BYTES / run->item;
   for (size_t at = 0; at < n; at += each) {
     size_t some = min_size(n - at, each), offset = at * run->item;
     for (int rank = 0; rank < run->size; rank++) from[rank] = (const char *)sources[rank] + offset;
-    shmi_reduce(run->asked->dtype, run->asked->reduction, to + offset, from, run->size, some);
-    memcpy(also_to + offset, to + offset, some * run->item);
+    shmi_reduce(run->asked->dtype, run->asked->reduction, out + offset, from, run->size, some);
+    memcpy(posted + offset, out + offset, some * run->item);
   }
 }
 
@@ -178,7 +179,7 @@ static int reduce_own_piece(shmi_run_t *run, uint64_t number) {
   if (status == SHM_OK) status = open_post(run, &slot, &slot_at);
   if (status != SHM_OK) return status;
   char *out = run->out + (chunk.at + begin) * run->item;
-  reduce_twice(run, slot_at, out, sources, end - begin);
+  reduce_and_post(run, out, slot_at, sources, end - begin);
   close_post(run, slot, step_of_reduced(number), (end - begin) * run->item, run->others);
   return SHM_OK;
 }
