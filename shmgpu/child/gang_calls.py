@@ -75,7 +75,6 @@ class GangCall(Call):
 
     Attributes:
         outputs: addresses of the output buffers, by rank.
-        words: addresses of the words of members that say when their results are there.
         failed_helper: after a failure: on which helper; -1: on none in particular.
         is_committed: whether what it did stands, also after a failure.
     """
@@ -87,7 +86,6 @@ class GangCall(Call):
         "failed_helper",
         "is_committed",
         "outputs",
-        "words",
     )
 
     plan: GangCallPlan
@@ -98,8 +96,7 @@ class GangCall(Call):
         self.config.gang = 1
         self.config.placement = self.plan.mask
         self.outputs: list[int] = []
-        self.words: list[int] = []
-        self._words: dict[int, memoryview] = {}  # the same by rank
+        self._words: dict[int, memoryview] = {}  # by rank, of members that have one
         self._buffers: list[Any] = []
         # By rank, of members that had nothing to write: the buffer and its address.
         self._unused: dict[int, tuple[Any, int]] = {}
@@ -127,7 +124,6 @@ class GangCall(Call):
         )
         self.result = self._buffers = buffers = []
         self.outputs = outputs = []
-        self.words = []
         self._words = {}
         for rank, part in enumerate(parts):
             nbytes = part.output_bytes
@@ -143,13 +139,17 @@ class GangCall(Call):
             outputs.append(output)
             _write(block, offsets[rank], part, output, len(buffer), shift)
 
+    @property
+    def words(self) -> list[int]:
+        """Addresses of the words of members that say when their results are there."""
+        return [self.outputs[rank] - WORD_BYTES for rank in self._words]
+
     def _with_word(self, rank: int, nbytes: int, arena: Arena) -> tuple[Any, int]:
         """An output buffer with a word before it, and room for an exception's text behind it."""
         whole, address = arena.allocate(WORD_BYTES + aligned(nbytes) + LEAST_OUTPUT_BYTES)
         buffer = memoryview(whole)
         self._words[rank] = word = buffer[:4].cast("I")
         word[0] = core.NOT_SAID
-        self.words.append(address)
         return buffer[WORD_BYTES:], address + WORD_BYTES
 
     def note(self, reply: Any) -> None:

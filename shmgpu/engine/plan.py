@@ -19,7 +19,7 @@ from shmgpu.engine import joint
 from shmgpu.engine.joint import Joint
 from shmgpu.ops.casting import ALIAS
 from shmgpu.ops.graph import Op, Spec
-from shmgpu.ops.program import Program, Step
+from shmgpu.ops.program import Program, Step, bytes_over, needed_for
 from shmgpu.ops.program_message import COMMITS, SAYS
 
 NEVER = 1 << 62
@@ -130,7 +130,7 @@ def make(
     wanted = {*kept, *read}
     if options.drop_unused:
         _drop_unused(plan, wanted, first)
-    early = _early(plan.steps, specs, read if options.answer_early else [], first)
+    early = _early(plan.steps, specs, read if options.answer_early else [])
     turns = _turns(plan.steps)
     joined = joint.groups(plan.steps, specs, early, first, joints if options.reuse_results else ())
     waiting = _waiting(plan.steps, turns, joined)
@@ -232,22 +232,14 @@ def _waiting(
     return found
 
 
-def _early(steps: dict[int, Step], specs: Sequence[Spec], read: list[int], first: int) -> set[int]:
+def _early(steps: dict[int, Step], specs: Sequence[Spec], read: list[int]) -> set[int]:
     """The steps before the answer: what is read needs them, or the rest is not worth one.
 
     What may fail is among them: the child hears of it before it builds on the rest.
     """
-    early: set[int] = set()
-    stack = [slot for slot in read if slot >= first]
-    stack += [slot for slot, step in steps.items() if step.op.may_fail]
-    while stack:
-        slot = stack.pop()
-        if slot not in early:
-            early.add(slot)
-            stack.extend(one for one in steps[slot].inputs if one >= first)
+    early = needed_for([*read, *[n for n, step in steps.items() if step.op.may_fail]], steps)
     late = [step for slot, step in steps.items() if slot not in early and not step.op.is_view]
-    nbytes = sum(step.spec.nbytes + sum(specs[one].nbytes for one in step.inputs) for step in late)
-    is_worth_it = read and (nbytes >= MIN_LATE_BYTES or len(late) >= MIN_LATE)
+    is_worth_it = read and (bytes_over(late, specs) >= MIN_LATE_BYTES or len(late) >= MIN_LATE)
     return early if is_worth_it else set(steps)
 
 

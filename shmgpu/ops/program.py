@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -176,6 +176,27 @@ def _checked(dtype: dtypes.DType, shape: tuple[int, ...]) -> Spec:
     if not sound or dtype.name not in _TYPES or math.prod(shape) * dtype.itemsize > MAX_BYTES:
         raise BadParams(f"a value of the shape {tuple(shape)!s:.200} cannot be")
     return spec_of(dtype, shape)
+
+
+def needed_for(slots: Iterable[int], steps: Mapping[int, Step]) -> set[int]:
+    """The slots of steps whose values these slots need, their own among them."""
+    found: set[int] = set()
+    stack = [slot for slot in slots if slot in steps]
+    while stack:
+        slot = stack.pop()
+        if slot not in found:
+            found.add(slot)
+            stack.extend([one for one in steps[slot].inputs if one in steps])
+    return found
+
+
+def bytes_over(steps: Iterable[Step], specs: Sequence[Spec]) -> int:
+    """Bytes that operations read and write: none where they make a view."""
+    return sum(
+        step.spec.nbytes + sum(specs[one].nbytes for one in step.inputs)
+        for step in steps
+        if not step.op.is_view
+    )
 
 
 class ProgramDraft:

@@ -19,7 +19,7 @@ from shmgpu.distributed.lowered import Lowered
 from shmgpu.distributed.lowering import lower
 from shmgpu.distributed.mesh import Mesh
 from shmgpu.ops.graph import Node, Spec
-from shmgpu.ops.program import Program, ProgramDraft
+from shmgpu.ops.program import Program, ProgramDraft, bytes_over, needed_for
 from shmgpu.ops.program_message import plain_numbers
 from shmgpu.tensors.message import Held, Spread
 
@@ -152,20 +152,9 @@ def bytes_of(layout: Layout, spec: Spec) -> tuple[int, ...]:
 
 def bytes_after(program: Program) -> int:
     """Bytes that operations go over which are not needed for what is read."""
-    first = len(program.arrays) + len(program.numbers)
-    needed: set[int] = set()
-    stack = [slot for slot in program.read if slot >= first]
-    while stack:
-        slot = stack.pop()
-        if slot not in needed:
-            needed.add(slot)
-            stack += [one for one in program.steps[slot - first].inputs if one >= first]
-    specs = program.specs
-    return sum(
-        step.spec.nbytes + sum(specs[one].nbytes for one in step.inputs)
-        for slot, step in enumerate(program.steps, first)
-        if slot not in needed and not step.op.is_view
-    )
+    steps = dict(enumerate(program.steps, len(program.arrays) + len(program.numbers)))
+    needed = needed_for(program.read, steps)
+    return bytes_over([step for slot, step in steps.items() if slot not in needed], program.specs)
 
 
 class MeshPrograms:
