@@ -462,6 +462,7 @@ serve/models/adapters/__init__      helper
 serve/models/generators             helper
 serve/models/cuda_graphs            helper
 serve/models/conversion             helper
+serve/models/gathering              helper
 serve/models/loading                helper
 serve/models/memory_usage           helper
 serve/models/runner                 helper
@@ -490,6 +491,8 @@ serve/frontend/connection           child
 serve/frontend/compression          child
 serve/frontend/generate             child
 serve/frontend/coalescing           child
+serve/frontend/region_coalescing    child
+serve/frontend/lanes                child
 serve/frontend/fast_path            child
 serve/frontend/json_fast_path       child
 serve/frontend/access_log           child

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
-import os
-import signal
 import socket
 import struct
 
 import numpy as np
 import pytest
 from serve import servers
+from serve.alike import Client, Crowd, RegionClient
 
 MODEL = """
 import itertools
@@ -105,48 +103,6 @@ def server(path):
         yield running
 
 
-class Client:
-    """One connection that sends equal requests, each in one piece: only such take the fast path."""
-
-    def __init__(self, server, model, inputs, outputs, **parameters):
-        tensors = [
-            {"name": n, "datatype": t, "shape": shape, "parameters": {"binary_data_size": size}}
-            for n, t, shape, size in inputs
-        ]
-        wanted = [{"name": name, "parameters": {"binary_data": True}} for name in outputs]
-        asked = {"inputs": tensors, "outputs": wanted, "parameters": parameters}
-        self.target = f"/v2/models/{model}/infer"
-        self.header = json.dumps(asked).encode()
-        self.socket = socket.create_connection((server.host, server.port), timeout=30)
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    def request(self, data):
-        """All bytes of one that brings these."""
-        length = len(self.header)
-        head = (
-            f"POST {self.target} HTTP/1.1\r\nHost: here\r\nContent-Length: {length + len(data)}\r\n"
-            f"Inference-Header-Content-Length: {length}\r\n\r\n"
-        )
-        return head.encode() + self.header + data
-
-    def ask(self, data):
-        """The status, and the JSON and the bytes behind it of the answer."""
-        self.send(data)
-        return self.answer()
-
-    def send(self, data):
-        """Ask, and do not wait for the answer."""
-        self.socket.sendall(self.request(data))
-
-    def answer(self):
-        """As of :meth:`ask`."""
-        with http.client.HTTPResponse(self.socket, method="POST") as response:
-            response.begin()
-            body = response.read()
-        size = int(response.headers.get("Inference-Header-Content-Length", len(body)))
-        return response.status, json.loads(body[:size]), body[size:]
-
-
 def both(server):
     inputs = [("a", "FP32", [1, 2], 8), ("b", "INT64", [1, 1], 8)]
     return Client(server, "both", inputs, ["twice", "sum"])
@@ -220,30 +176,9 @@ def test_a_request_that_waited_is_not_taken_for_what_came_meanwhile(server, tmp_
         assert struct.unpack("<ff", other.answer()[2]) == (2, 4)
 
 
-class RegionClient(Client):
-    """Its tensors lie in the regions ``in`` and ``out``; all that it sends is JSON."""
-
-    def __init__(self, server, model, has_length=False, given="in", taken="out"):
-        super().__init__(server, model, [], [])
-        parameters = [
-            {"shared_memory_region": name, "shared_memory_byte_size": 8} for name in (given, taken)
-        ]
-        x = {"name": "x", "datatype": "FP32", "shape": [2], "parameters": parameters[0]}
-        y = {"name": "y", "parameters": parameters[1]}
-        self.header = json.dumps({"inputs": [x], "outputs": [y]}).encode()
-        self.has_length = has_length
-
-    def request(self, data):
-        request = super().request(data)
-        if self.has_length:
-            return request
-        head, _, rest = request.partition(b"Inference-Header-Content-Length")
-        return head[:-2] + rest[rest.index(b"\r\n\r\n") :]
-
-
 @pytest.mark.parametrize("has_length", [False, True])
 def test_those_alike_in_regions_are_answered_with_what_lies_there(server, has_length):
-    client = RegionClient(server, "moody", has_length)
+    client = RegionClient(server, "moody", has_length=has_length)
     with server.region("in", 8) as given, server.region("out", 8) as taken:
         for round_ in range(3):
             for number in range(ALIKE):
@@ -368,48 +303,11 @@ def test_those_that_leave_an_optional_input_away_are_answered_too(server):
         assert (status, struct.unpack("<ff", data)) == (200, (number + 2, 4))
 
 
-class Crowd:
-    """Clients whose requests come in one turn of the worker's loop."""
-
-    def __init__(self, server, count, model="in_place", rows=1):
-        self.worker = server.children()[-1]
-        self.rows = rows
-        self.clients = [in_place(server, model, rows) for _ in range(count)]
-        for client in self.clients:
-            assert client.ask(struct.pack("<ff", 1, 2) * rows)[0] == 200
-
-    def ask(self, values, leavers=()):
-        """What those are answered who stay."""
-        self.send(values, leavers)
-        return self.answers(leavers)
-
-    def send(self, values, leavers=()):
-        """Ask for one value each; the leavers are gone before the worker has read anything."""
-        os.kill(self.worker, signal.SIGSTOP)
-        try:
-            for client, value in zip(self.clients, values, strict=True):
-                client.send(struct.pack("<ff", value, value) * self.rows)
-            self.leave(leavers)
-        finally:
-            os.kill(self.worker, signal.SIGCONT)
-
-    def leave(self, leavers):
-        """Have some clients go away."""
-        for number in leavers:
-            self.clients[number].socket.close()
-
-    def answers(self, leavers=()):
-        """The status and what lies behind the JSON, for each but those who left."""
-        answers = []
-        for number, client in enumerate(self.clients):
-            if number in leavers:
-                continue
-            status, _, data = client.answer()
-            answers.append((status, struct.unpack(f"<{len(data) // 4}f", data)))
-        return answers
-
-
 CROWD = 20
+
+
+def crowd_of(server, model="in_place", rows=1):
+    return Crowd(server, [in_place(server, model, rows) for _ in range(CROWD)], rows)
 
 
 def executions(server):
@@ -419,7 +317,7 @@ def executions(server):
 
 @pytest.mark.parametrize("rows", [1, 2])
 def test_requests_that_come_together_are_answered_each_with_its_own(server, rows):
-    crowd = Crowd(server, CROWD, rows=rows)
+    crowd = crowd_of(server, rows=rows)
     requests, runs = executions(server)
     for turn in range(5):
         values = [100 * turn + number for number in range(CROWD)]
@@ -430,14 +328,14 @@ def test_requests_that_come_together_are_answered_each_with_its_own(server, rows
 
 
 def test_an_error_is_told_to_all_that_came_together(server):
-    crowd = Crowd(server, CROWD)
+    crowd = crowd_of(server)
     for _ in range(3):
         assert crowd.ask([-1] * CROWD) == [(500, ())] * CROWD
         assert crowd.ask([3] * CROWD) == [(200, (6, 6))] * CROWD
 
 
 def test_errors_do_not_end_the_joining(server):
-    crowd = Crowd(server, CROWD)
+    crowd = crowd_of(server)
     for _ in range(10):  # more than there are coalescers
         assert crowd.ask([-1] * CROWD) == [(500, ())] * CROWD
     before = calls(server)
@@ -446,7 +344,7 @@ def test_errors_do_not_end_the_joining(server):
 
 
 def test_a_result_of_another_shape_reaches_all_that_came_together(server):
-    crowd = Crowd(server, CROWD, "narrow")
+    crowd = crowd_of(server, "narrow")
     for _ in range(3):
         assert crowd.ask([3] * CROWD) == [(200, (6, 6))] * CROWD
         assert crowd.ask([7] * CROWD) == [(200, (7,))] * CROWD
@@ -456,7 +354,7 @@ def test_a_result_of_another_shape_reaches_all_that_came_together(server):
 def test_those_whose_joined_result_was_no_row_each_are_calls_of_their_own_from_then_on(
     server, gate
 ):
-    crowd = Crowd(server, CROWD, "narrow_once")
+    crowd = crowd_of(server, "narrow_once")
     before = calls(server)
     assert crowd.ask([3] * CROWD) == [(200, (6, 6))] * CROWD
     assert calls(server) - before < CROWD / 2
@@ -471,7 +369,7 @@ def test_those_whose_joined_result_was_no_row_each_are_calls_of_their_own_from_t
 
 
 def test_parameters_of_answers_reach_each_of_those_that_came_together(server):
-    crowd = Crowd(server, CROWD, "telling")
+    crowd = crowd_of(server, "telling")
     for turn in range(3):
         assert crowd.ask([3] * CROWD) == [(200, (3, 3))] * CROWD
         crowd.send([100 * turn + 100 + number for number in range(CROWD)])
@@ -506,7 +404,7 @@ def test_what_all_have_left_is_not_run(path, gate):
 
 def leave_the_queue(server, gate, leavers, value=None):
     """A crowd of which some left while no helper was free, and by how much the counts grew."""
-    crowd = Crowd(server, CROWD)
+    crowd = crowd_of(server)
     before = counts(server)
     queued = ("shmgpu_queued", frozenset())
     with servers.Held(server, gate):
@@ -647,7 +545,7 @@ def fill_arena(server, held):
 
 def test_those_that_came_with_others_and_leave_cost_nobody_an_answer(server):
     for leavers in ({3, 4, 11}, set(range(CROWD))):
-        crowd = Crowd(server, CROWD)
+        crowd = crowd_of(server)
         answers = crowd.ask(list(range(CROWD)), leavers)
         stay = [number for number in range(CROWD) if number not in leavers]
         assert answers == [(200, (2 * value, 2 * value)) for value in stay]

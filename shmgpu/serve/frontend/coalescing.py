@@ -25,34 +25,75 @@ from shmgpu.child.plans import Call
 from shmgpu.child.tickets import Ticket
 from shmgpu.codec.arrays import ArraySpec
 from shmgpu.codec.layout import TreeLayout
-from shmgpu.errors import ShmError
+from shmgpu.errors import ArenaFull, ShmError
 from shmgpu.serve.frontend.connection import Connection
 from shmgpu.serve.frontend.request import Request
 from shmgpu.serve.scheduling.inference import Calls
 from shmgpu.serve.scheduling.pending import Outcome, Pending
+from shmgpu.serve.scheduling.rows import ServerFunction
 
-MOST_TOGETHER = 32  # requests
-MOST_BYTES = 1 << 18  # of a coalescer's rows, inputs and outputs each
-MOST_COALESCERS = 16  # of a prepared request
+MOST_COALESCERS = 16  # of a lane
 MOST_READING_NS = 100_000  # from a coalescer's first request until no more are waited for
 
 _now = time.monotonic_ns
 
 
-def requests_together(prepared: Any) -> int:
-    """How many such requests may go as one message; 0: each goes by itself."""
-    served, rows, hint = prepared.served, prepared.template.rows, prepared.plan.hint
-    if not served.batch_max_rows or served.description["max_delay_ms"]:
-        return 0
-    if prepared.template.request.for_model:  # which such a message does not carry
-        return 0
-    if prepared.template.uses_regions:  # whose tensors are no rows of one array
-        return 0
-    if not all(spec.shape and spec.shape[0] == rows for spec in hint.specs):
-        return 0
-    largest = max(sum(end - start for start, end in prepared.inputs), hint.nbytes, 1)
-    most = min(MOST_TOGETHER, served.batch_max_rows // rows, MOST_BYTES // largest)
-    return most if most > 1 else 0
+class Lane:
+    """Which requests may go as one message, and what is ready for them.
+
+    Attributes:
+        capacity: requests of one message.
+        filling: the coalescer that is being filled.
+        empty: those that are ready.
+        count: how many there are.
+        come_together: whether the last message had several requests: then there are more to come.
+        users: how many prepared requests have this lane; nothing is kept ready for none.
+    """
+
+    __slots__ = (
+        "__weakref__", "_kind", "capacity", "come_together", "count", "empty", "filling", "users",
+    )  # fmt: skip
+
+    def __init__(self, capacity: int, kind: type[Coalescer]) -> None:
+        self._kind = kind
+        self.capacity = capacity
+        self.filling: Coalescer | None = None
+        self.empty: list[Coalescer] = []
+        self.count = 0
+        self.come_together = False
+        self.users = 0
+
+    def open(
+        self, prepared: Any, calls: Calls, answering: Callable[[Request], Outcome]
+    ) -> Coalescer | None:
+        """The coalescer that takes such a request now; None: it goes by itself."""
+        if not self.capacity:
+            return None
+        if self.empty:
+            coalescer = self.empty.pop()
+        elif self.count >= MOST_COALESCERS or not prepared.is_current():
+            return None
+        else:
+            try:
+                coalescer = self._kind(self, prepared, calls, answering)
+            except ArenaFull:
+                return None
+            self.count += 1
+        self.filling = coalescer
+        calls.loop.call_soon(coalescer.send)
+        return coalescer
+
+    def leave(self) -> None:
+        """One user less; after the last one, what no request uses is released at once."""
+        self.users -= 1
+        if not self.users:
+            self.release()
+
+    def release(self) -> None:
+        """Release the coalescers that no request uses."""
+        for coalescer in self.empty:
+            coalescer.close()
+        self.empty.clear()
 
 
 def _rows(result: Any, mine: slice) -> Any:
@@ -67,43 +108,38 @@ def _rows(result: Any, mine: slice) -> Any:
 class Coalescer:
     """The memory and the requests of one message.
 
+    Args:
+        lane: whose requests it takes.
+        prepared: one of them.
+        calls: the worker's inferences.
+        answering: what takes a known request's outcome, in general.
+
     Attributes:
         taken: how many requests it has.
         gone: how many of their clients have left.
     """
 
     __slots__ = (
-        "_answering", "_arrays", "_calls", "_inputs", "_leave", "_messages", "_output", "_prepared",
-        "_seen", "_started", "_timer", "_turns", "call", "gone", "served", "taken",
+        "_answering", "_calls", "_lane", "_leave", "_messages", "_output", "_prepared", "_seen",
+        "_started", "_timer", "_turns", "call", "gone", "served", "taken",
     )  # fmt: skip
 
     def __init__(
-        self, prepared: Any, calls: Calls, answering: Callable[[Request], Outcome]
+        self, lane: Lane, prepared: Any, calls: Calls, answering: Callable[[Request], Outcome]
     ) -> None:
+        self._lane = lane
         self._prepared = prepared
         self._calls = calls
         self._answering = answering
         self.served = prepared.served
-        arena, capacity, rows = calls.port.arena, prepared.capacity, prepared.template.rows
+        capacity = lane.capacity
         self._turns = [Request(None) for _ in range(capacity)]
         for turn in self._turns:
             turn.method = b"POST"
         self._leave = [partial(self._left, index) for index in range(capacity)]
         self._started = [0] * capacity
-        self._arrays: list[Any] = []  # by index among the call's inputs
-        self._inputs: list[list[memoryview]] = [[] for _ in range(capacity)]  # by request
-        found: dict[int, Any] = {}
-        for (start, end), (index, dtype, shape, _) in zip(
-            prepared.inputs, prepared.template.pieces, strict=True
-        ):
-            size = end - start
-            buffer, _ = arena.allocate(size * capacity)
-            view = memoryview(buffer)
-            for number, inputs in enumerate(self._inputs):
-                inputs.append(view[number * size : (number + 1) * size])
-            found[index] = np.ndarray((capacity * rows, *shape[1:]), dtype, buffer)
-        self._arrays = [found[index] for index in sorted(found)]
-        self._output = arena.allocate(self._layout(capacity).nbytes)
+        self._make_room(capacity)
+        self._output = calls.port.arena.allocate(self._layout(capacity).nbytes)
         # By the number of requests: the call, and what each is answered with.
         self._messages: dict[int, tuple[Call, list[list[Any]]]] = {}
         self._timer: Any = None
@@ -112,12 +148,49 @@ class Coalescer:
         self.taken = 0
         self.gone = 0
 
-    def add(self, connection: Connection, view: memoryview, middle: int, started_ns: int) -> bool:
+    # ---- what kinds of requests differ in ------------------------------------------------
+
+    def _make_room(self, capacity: int) -> None:
+        """Allocate the memory of their rows."""
+        raise NotImplementedError
+
+    def _fill(self, index: int, prepared: Any, view: memoryview, middle: int) -> None:
+        """Write a request's rows."""
+        raise NotImplementedError
+
+    def _target(self, count: int) -> tuple[ServerFunction, tuple[Any, ...]]:
+        """What is called for the first so many, and its arguments."""
+        raise NotImplementedError
+
+    def _layout(self, count: int) -> TreeLayout:
+        """Of the result of so many requests."""
+        raise NotImplementedError
+
+    def _pieces(self, layout: TreeLayout, count: int) -> list[list[Any]]:
+        """What the answer of each of so many is made of."""
+        raise NotImplementedError
+
+    def _answer(self, index: int, pieces: list[list[Any]]) -> bytes:
+        """A request's answer."""
+        raise NotImplementedError
+
+    def _one(self, index: int) -> tuple[Any, tuple[Any, ...]]:
+        """A request, and its arguments as a call of its own."""
+        raise NotImplementedError
+
+    def _part(self, index: int, result: Any) -> Any:
+        """A request's part of a result that was not expected; None: it must be sent again."""
+        raise NotImplementedError
+
+    # ---- what they have in common --------------------------------------------------------
+
+    def add(
+        self, prepared: Any, connection: Connection, view: memoryview, middle: int, started_ns: int
+    ) -> bool:
         """Add a request whose tensors begin at ``middle``; whether the coalescer is now full."""
         index = self.taken
+        self._fill(index, prepared, view, middle)
         turn = self._turns[index]
-        for input_, (start, stop) in zip(self._inputs[index], self._prepared.inputs, strict=True):
-            input_[:] = view[middle + start : middle + stop]
         turn.connection = connection
         turn.is_answered = False
         turn.on_disconnect = self._leave[index]
@@ -129,16 +202,16 @@ class Coalescer:
 
     def send(self) -> None:
         """Send the requests as one call."""
-        prepared, calls = self._prepared, self._calls
-        if prepared.coalescer is not self:  # it was full, and is on its way
+        prepared, calls, lane = self._prepared, self._calls, self._lane
+        if lane.filling is not self:  # it was full, and is on its way
             return
         if self._seen < self.taken < len(self._turns):  # the loop has just read some: maybe more
             if _now() - self._started[0] < MOST_READING_NS:
                 self._seen = self.taken
                 calls.loop.call_soon(self.send)
                 return
-        prepared.coalescer = None
-        prepared.come_together = self.taken > 1
+        lane.filling = None
+        lane.come_together = self.taken > 1
         if self.gone == self.taken:
             self._clear()
             return
@@ -157,7 +230,7 @@ class Coalescer:
         """The call has ended as expected: the results lie in the output buffer."""
         now = _now()
         prepared, taken, started = self._prepared, self.taken, self._started
-        answers = self._messages[taken][1]
+        pieces = self._messages[taken][1]
         count = taken - self.gone
         waiting = [index for index in range(taken) if not self._turns[index].is_answered]
         since = sum(started[index] for index in waiting)
@@ -169,39 +242,42 @@ class Coalescer:
         for index in waiting:
             turn = self._turns[index]
             if not turn.is_answered:
-                turn.connection.reply_whole(turn, prepared.join(answers[index]))
+                turn.connection.reply_whole(turn, self._answer(index, pieces))
         self._clear()
 
     def ended(self, call: Call | None, result: Any, error: BaseException | None) -> None:
         """It has ended otherwise: each request is told, as if it had been a call of its own."""
-        prepared, rows = self._prepared, self._prepared.template.rows
         self._give_up()
-        if error is None:  # a result, but not the rows that were expected
-            prepared.capacity = 0
         for index in range(self.taken):
             turn = self._turns[index]
             if turn.is_answered:
                 continue
-            mine = slice(index * rows, (index + 1) * rows)
-            args = (self.served.number, *(array[mine] for array in self._arrays))
-            started = self._started[index]
-            outcome = self._answering(turn)
-            template = prepared.template
+            prepared, args = self._one(index)
+            template, started = prepared.template, self._started[index]
             one = Pending(
-                self._calls, self.served, template.request, args, rows, started, outcome, template
+                self._calls,
+                self.served,
+                template.request,
+                args,
+                template.rows,
+                started,
+                self._answering(turn),
+                template,
             )
             one.sent_ns = started
             turn.on_disconnect = one.cancel
-            part = result
-            if error is None:
-                part = _rows(result, mine)
-            self._calls.ended(one, part, error)
+            part = self._part(index, result) if error is None else None
+            if error is None and part is None:
+                self._calls.send_alone(one)
+            else:
+                self._calls.ended(one, part, error)
 
     def close(self) -> None:
         """Release the memory; no request uses it."""
         for call, _ in self._messages.values():
             call.keeper = None
         self._leave.clear()
+        self._lane.count -= 1
 
     def _left(self, index: int) -> None:
         """A client has left; when all have, the call is not wanted any more."""
@@ -217,14 +293,17 @@ class Coalescer:
         """Stand ready for others."""
         self._ended()
         self.taken = self.gone = self._seen = 0
-        self._prepared.coalescers.append(self)
+        if self._lane.users:
+            self._lane.empty.append(self)
+        else:  # all of its kind are forgotten
+            self.close()
 
     def _give_up(self) -> None:
         """The memory may still be written to: the coalescer is not used again."""
         self._ended()
         for call, _ in self._messages.values():
             call.keeper = None
-        self._prepared.coalescer_count -= 1
+        self._lane.count -= 1
 
     def _ended(self) -> None:
         self.call = None
@@ -232,21 +311,14 @@ class Coalescer:
             self._timer.cancel()
             self._timer = None
 
-    def _layout(self, count: int) -> TreeLayout:
-        """Of the result of so many requests."""
-        hint = self._prepared.hint
-        specs = [ArraySpec(one.dtype, (count * one.shape[0], *one.shape[1:])) for one in hint.specs]
-        return TreeLayout(hint.tree.structure, specs)
-
     def _message(self, count: int) -> tuple[Call, list[list[Any]]]:
         """The call that carries the first so many, made at its first use."""
         known = self._messages.get(count)
         if known is not None:
             return known
         prepared, port = self._prepared, self._calls.port
-        rows = count * prepared.template.rows
-        arrays = [array[:rows] for array in self._arrays]
-        call = port.prepare(self.served.together, (self.served.number, count, *arrays), {}, None)
+        target, args = self._target(count)
+        call = port.prepare(target, args, {}, None)
         layout = self._layout(count)
         if call.plan.hint != layout:
             call.plan.expect(layout)
@@ -254,9 +326,52 @@ class Coalescer:
         call.config.priority = call.priority = prepared.call_priority
         buffer, address = self._output
         call.set_output(layout.nbytes, buffer, address)
-        call.keep = self._arrays
+        call.keep = args
         call.keeper = self
-        view = memoryview(buffer)
+        pieces = self._pieces(layout, count)
+        self._messages[count] = call, pieces
+        return call, pieces
+
+
+class RowCoalescer(Coalescer):
+    """Of requests whose tensors come with them: side by side, as rows of the same arrays."""
+
+    __slots__ = ("_arrays", "_inputs")
+
+    def _make_room(self, capacity: int) -> None:
+        prepared, arena = self._prepared, self._calls.port.arena
+        rows = prepared.template.rows
+        self._inputs: list[list[memoryview]] = [[] for _ in range(capacity)]  # by request
+        found: dict[int, Any] = {}
+        for (start, end), (index, dtype, shape, _) in zip(
+            prepared.inputs, prepared.template.pieces, strict=True
+        ):
+            size = end - start
+            buffer, _ = arena.allocate(size * capacity)
+            view = memoryview(buffer)
+            for number, inputs in enumerate(self._inputs):
+                inputs.append(view[number * size : (number + 1) * size])
+            found[index] = np.ndarray((capacity * rows, *shape[1:]), dtype, buffer)
+        # By index among the call's inputs.
+        self._arrays: list[Any] = [found[index] for index in sorted(found)]
+
+    def _fill(self, index: int, prepared: Any, view: memoryview, middle: int) -> None:
+        for input_, (start, stop) in zip(self._inputs[index], prepared.inputs, strict=True):
+            input_[:] = view[middle + start : middle + stop]
+
+    def _target(self, count: int) -> tuple[ServerFunction, tuple[Any, ...]]:
+        rows = count * self._prepared.template.rows
+        arrays = [array[:rows] for array in self._arrays]
+        return self.served.together, (self.served.number, count, *arrays)
+
+    def _layout(self, count: int) -> TreeLayout:
+        hint = self._prepared.hint
+        specs = [ArraySpec(one.dtype, (count * one.shape[0], *one.shape[1:])) for one in hint.specs]
+        return TreeLayout(hint.tree.structure, specs)
+
+    def _pieces(self, layout: TreeLayout, count: int) -> list[list[Any]]:
+        prepared = self._prepared
+        view = memoryview(self._output[0])
         answers: list[list[Any]] = [[prepared.first] for _ in range(count)]
         for (index, _, _), frame in zip(prepared.template.wanted, prepared.frames, strict=True):
             size = prepared.hint.specs[index].nbytes
@@ -264,5 +379,19 @@ class Coalescer:
             for number, pieces in enumerate(answers):
                 pieces.append(frame)
                 pieces.append(view[start + number * size : start + (number + 1) * size])
-        self._messages[count] = call, answers
-        return call, answers
+        return answers
+
+    def _answer(self, index: int, pieces: list[list[Any]]) -> bytes:
+        return self._prepared.join(pieces[index])  # type: ignore[no-any-return]
+
+    def _mine(self, index: int) -> slice:
+        rows = self._prepared.template.rows
+        return slice(index * rows, (index + 1) * rows)
+
+    def _one(self, index: int) -> tuple[Any, tuple[Any, ...]]:
+        arrays = (array[self._mine(index)] for array in self._arrays)
+        return self._prepared, (self.served.number, *arrays)
+
+    def _part(self, index: int, result: Any) -> Any:
+        self._lane.capacity = 0  # not the rows that were expected
+        return _rows(result, self._mine(index))

@@ -26,8 +26,9 @@ from shmgpu.child.plans import Call
 from shmgpu.child.tickets import Ticket
 from shmgpu.codec import arrays
 from shmgpu.errors import ArenaFull
-from shmgpu.serve.frontend.coalescing import MOST_COALESCERS, Coalescer, requests_together
+from shmgpu.serve.frontend.coalescing import Lane
 from shmgpu.serve.frontend.connection import Connection
+from shmgpu.serve.frontend.lanes import Lanes
 from shmgpu.serve.frontend.request import Request, head_of
 from shmgpu.serve.scheduling.catalog import Catalog
 from shmgpu.serve.scheduling.inference import Calls
@@ -55,27 +56,23 @@ class PreparedRequest:
         inputs: where each input's bytes begin and end behind the JSON.
         ready: the free slots.
         slots: how many there are.
-        capacity: requests of one coalescer; 0 where each request goes by itself.
-        coalescer: the one that is being filled.
-        coalescers: those that are empty.
-        come_together: whether the last one had several requests: then there are more to come.
         hint: layout of a result.
+        lane: of the requests that may go as one message with it; None: each goes by itself.
+        places: where its tensors lie, if all of them lie in clients' regions.
         version: of the control table that all this is true of.
     """
 
     __slots__ = (
+        "_lanes",
         "call_priority",
-        "capacity",
-        "coalescer",
-        "coalescer_count",
-        "coalescers",
-        "come_together",
         "first",
         "frames",
         "hint",
         "inputs",
         "join",
+        "lane",
         "parts",
+        "places",
         "plan",
         "queue",
         "ready",
@@ -96,6 +93,7 @@ class PreparedRequest:
         call: Call,
         timeout: float | None,
         version: int,
+        lanes: Lanes,
     ) -> None:
         self.template = template
         self.served = pending.served
@@ -119,11 +117,9 @@ class PreparedRequest:
         self.ready: list[RequestSlot] = []
         self.slots = 0
         self.hint: Any = None
-        self.capacity = 0
-        self.coalescer: Coalescer | None = None
-        self.coalescers: list[Coalescer] = []
-        self.coalescer_count = 0
-        self.come_together = False
+        self.places = b""
+        self.lane: Lane | None = None
+        self._lanes = lanes
 
     def learn(self, first: bytes, frames: Sequence[bytes], outputs: Sequence[Any]) -> bool:
         """Take the first answer, of which later ones are copies but for the outputs' bytes.
@@ -160,7 +156,7 @@ class PreparedRequest:
         self.first, self.frames, self.hint = first, list(frames), hint
         if sum(map(len, (first, *frames))) + sum(sizes) > MOST_ANSWER:
             return False
-        self.capacity = requests_together(self)
+        self.lane = self._lanes.join(self)
         return True
 
     def is_current(self) -> bool:
@@ -171,10 +167,10 @@ class PreparedRequest:
         """Release what no request uses, at once: it and its calls refer to each other."""
         for slot in self.ready:
             slot.block.keeper = None
-        for coalescer in self.coalescers:
-            coalescer.close()
         self.ready.clear()
-        self.coalescers.clear()
+        if self.lane is not None:
+            self.lane.leave()
+            self.lane = None
 
 
 class RequestSlot(Pending):
@@ -316,6 +312,7 @@ class PreparedRequests:
         self._table = catalog.table
         self._answering = answering
         self._version = -1  # of the table that all of them are true of
+        self._lanes = Lanes()
         calls.port.arena.reclaimers.append(self.forget)
 
     def forget(self) -> bool:
@@ -343,10 +340,11 @@ class PreparedRequests:
         """
         calls, accounting = self._calls, self._accounting
         started_ns = _now()
-        if prepared.capacity and (accounting.pending or prepared.come_together):
-            coalescer = prepared.coalescer or self._coalescer(prepared)
+        lane = prepared.lane
+        if lane is not None and (accounting.pending or lane.come_together):
+            coalescer = lane.filling or lane.open(prepared, calls, self._answering)
             if coalescer is not None:
-                if coalescer.add(connection, view, middle, started_ns):
+                if coalescer.add(prepared, connection, view, middle, started_ns):
                     coalescer.send()
                 return True
         if prepared.ready:
@@ -382,22 +380,6 @@ class PreparedRequests:
         prepared.slots += 1
         return slot
 
-    def _coalescer(self, prepared: PreparedRequest) -> Coalescer | None:
-        """One to be filled until the loop has read what there is."""
-        if prepared.coalescers:
-            coalescer = prepared.coalescers.pop()
-        elif prepared.coalescer_count >= MOST_COALESCERS or not prepared.is_current():
-            return None
-        else:
-            try:
-                coalescer = Coalescer(prepared, self._calls, self._answering)
-            except ArenaFull:
-                return None
-            prepared.coalescer_count += 1
-        prepared.coalescer = coalescer
-        self._calls.loop.call_soon(coalescer.send)
-        return coalescer
-
     def _prepared(
         self, pending: Pending, template: RequestTemplate | None
     ) -> PreparedRequest | None:
@@ -412,7 +394,7 @@ class PreparedRequests:
         if pending.queue.delays:  # its message may be taken back and sent again
             return None
         timeout = self._calls.timeout_of(pending.served, pending.request)
-        return PreparedRequest(pending, template, call, timeout, self._catalog.version)
+        return PreparedRequest(pending, template, call, timeout, self._catalog.version, self._lanes)
 
 
 class FastPath(PreparedRequests):
@@ -484,6 +466,7 @@ class FastPath(PreparedRequests):
     def open(self, head: bytes, json: bytes, prepared: PreparedRequest) -> None:
         """From now on, requests of that head and JSON take the fast path."""
         if prepared.version != self._table.version:  # the model may be another by now
+            prepared.close()
             return
         if self._version != prepared.version or self._count >= MOST_PREPARED:
             self.forget()

@@ -288,6 +288,7 @@ class JsonFastPath(PreparedRequests):
         """From now on, requests of that kind are known."""
         version = known.prepared.version
         if version != self._table.version:  # the model may be another by now
+            known.prepared.close()
             return
         if self._version != version or len(self._known) >= MOST_PREPARED:
             self.forget()

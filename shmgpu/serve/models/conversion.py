@@ -44,6 +44,30 @@ def on_host(array: Any) -> np.ndarray[Any, Any]:
     return found
 
 
+def encoded(model: Model, declared: Tensor, output: Any) -> tuple[tuple[int, ...], memoryview]:
+    """The shape and the bytes of an output that calls do not carry.
+
+    Args:
+        model: that made it.
+        declared: what it says of the output.
+        output: as :func:`in_order` gives it.
+
+    Raises:
+        ConfigError: it has another type than the model declares.
+    """
+    if declared.datatype == "BYTES":
+        shape, data = output
+        return shape, data.data
+    datatype, array = datatypes.DATATYPES[declared.datatype], on_host(output)
+    is_bf16 = datatype.name == "BF16" and array.dtype.itemsize == 2
+    if array.dtype != datatype.storage and not is_bf16:
+        raise ConfigError(
+            f"model {model.name!r} returned {array.dtype} for output {declared.name!r}, which is "
+            f"declared as {datatype.name}"
+        )
+    return array.shape, datatypes.encode(datatype, array)
+
+
 def elements(carried: Any) -> Any:
     """A BYTES tensor, carried as (its shape, its bytes), as an array of objects."""
     shape, data = carried

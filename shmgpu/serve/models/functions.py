@@ -30,6 +30,12 @@ def infer_in_regions(helper: Any, whose: Whose, outputs: Any, *inputs: Any) -> A
     return store.run(whose, inputs, outputs)
 
 
+def infer_gathered(helper: Any, number: int, shapes: Any, places: Any) -> Any:
+    """Run a model on rows of several requests in regions; see `runner.ModelStore.run_gathered`."""
+    store: ModelStore = helper.session
+    return store.run_gathered(number, shapes, places)
+
+
 def infer_in_sequence(
     helper: Any, whose: Whose, outputs: Any, name: str, starts: bool, ends: bool, *inputs: Any
 ) -> Any:

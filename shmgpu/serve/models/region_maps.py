@@ -36,7 +36,8 @@ class _RegionMap:
         self.size: int = region["byte_size"]
         self.reading = open_region(region, os.O_RDONLY)
         self.region = region
-        self._writing: mmap.mmap | None = None
+        self._writing = -1
+        self._written: mmap.mmap | None = None
         page = self.start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
         self.before = self.start - page
         self.page = page
@@ -45,26 +46,36 @@ class _RegionMap:
         )
 
     @property
-    def writing(self) -> mmap.mmap:
-        """A second mapping, for outputs alone."""
-        if self._writing is None:
-            descriptor = open_region(self.region, os.O_RDWR)
-            try:
-                self._writing = mmap.mmap(descriptor, self.before + self.size, offset=self.page)
-            finally:
-                os.close(descriptor)
+    def writing(self) -> int:
+        """A second descriptor, for outputs alone."""
+        if self._writing < 0:
+            self._writing = open_region(self.region, os.O_RDWR)
         return self._writing
+
+    @property
+    def written(self) -> mmap.mmap:
+        """A second mapping, for outputs alone."""
+        if self._written is None:
+            self._written = mmap.mmap(self.writing, self.before + self.size, offset=self.page)
+        return self._written
 
     def check(self) -> None:
         """Refuses a file that has become shorter than what was registered."""
-        if os.fstat(self.reading).st_size < self.start + self.size:
-            raise RegionLost(
-                f"shared memory region {self.region['name']!r} has become smaller than it was when "
-                "it was registered: register it again"
-            )
+        # Which has the size for a third of what fstat takes; nobody reads where the file stands.
+        if os.lseek(self.reading, 0, os.SEEK_END) < self.start + self.size:
+            raise self.shrunk()
+
+    def shrunk(self) -> RegionLost:
+        """What there is to say of such a file."""
+        return RegionLost(
+            f"shared memory region {self.region['name']!r} has become smaller than it was when "
+            "it was registered: register it again"
+        )
 
     def close(self) -> None:
         os.close(self.reading)
+        if self._writing >= 0:
+            os.close(self._writing)
 
 
 class RegionMaps:
@@ -153,20 +164,48 @@ class RegionMaps:
         start = region_map.before + offset
         if start % dtype.itemsize or math.prod(shape) * dtype.itemsize > nbytes:
             return None
-        return np.ndarray(shape, dtype, region_map.writing, start)
+        return np.ndarray(shape, dtype, region_map.written, start)
 
-    def write(self, where: RegionSlice, data: memoryview) -> None:
-        """Put an output there; raises RegionLost when the region is gone or too small."""
+    def copy(self, number: int, offset: int, into: memoryview) -> None:
+        """Copy a part of a region; raises RegionLost when it is gone, or has become smaller."""
+        region_map = self._map(number)
+        if os.preadv(region_map.reading, [into], region_map.start + offset) != len(into):
+            raise region_map.shrunk()
+
+    def write(
+        self, where: Sequence[int], data: memoryview, checked: set[int] | None = None
+    ) -> None:
+        """Put an output there.
+
+        Args:
+            where: its region, offset and bytes.
+            data: the output.
+            checked: numbers of regions that have just been looked at; that of this one is added.
+
+        Raises:
+            RegionLost: the region is gone, or too small.
+        """
         number, offset, nbytes = where
         region_map = self._map(number)
-        region_map.check()
+        if checked is None or number not in checked:
+            region_map.check()
+            if checked is not None:
+                checked.add(number)
         if data.nbytes > nbytes:
             raise RegionLost(
                 f"an output has {data.nbytes} bytes, and its part of shared memory region "
                 f"{region_map.region['name']!r} has {nbytes}: give it a larger one"
             )
-        at = region_map.before + offset
-        region_map.writing[at : at + data.nbytes] = data
+        at = region_map.start + offset
+        try:
+            while len(data):
+                count = os.pwrite(region_map.writing, data, at)
+                at, data = at + count, data[count:]
+        except OSError as error:  # such as no memory for a page that the client never wrote
+            raise RegionLost(
+                f"an output cannot be written to shared memory region "
+                f"{region_map.region['name']!r}: {error.strerror}"
+            ) from error
 
     def _map(self, number: int) -> _RegionMap:
         region_map = self.open.get(number)

@@ -20,7 +20,7 @@ import numpy as np
 from shmgpu.errors import ConfigError
 from shmgpu.helper.decoded import Helper
 from shmgpu.helper.process import end_copy
-from shmgpu.serve.models import conversion, cuda_graphs, loading, memory_usage
+from shmgpu.serve.models import conversion, cuda_graphs, gathering, loading, memory_usage
 from shmgpu.serve.models.cuda_graphs import FATES, CapturedGraphs
 from shmgpu.serve.models.declaration import Model, Tensor
 from shmgpu.serve.models.errors import Unloaded
@@ -40,6 +40,7 @@ from shmgpu.serve.state.counters import (
     part_offset,
 )
 from shmgpu.serve.state.imported_modules import ImportedModules
+from shmgpu.serve.state.regions import ALONE, LOST
 from shmgpu.serve.state.repository import MODELS_OF_A_SOURCE
 
 MOST_SHAPES = 64  # of inputs, remembered for each model
@@ -265,27 +266,8 @@ class ModelStore:
         elif not loaded.is_plain:
             inputs = loaded.taken(inputs)
         begun = _now()
-        rows = conversion.rows_of(model, inputs)
-        outputs = None
-        own: Any = loaded.helper
-        told: dict[str, Any] = own.response.parameters
-        told.clear()  # of a warm-up, or of a call that has failed
-        if loaded.graphs is not None:
-            outputs, fate = loaded.graphs.run(inputs)
-            self.counters[loaded.base + _FATES[fate]] += 1
-        if outputs is None:
-            own.out = expected
-            own.request = context
-            try:
-                result = model.body(own, *first, *inputs)
-            finally:
-                own.out = None
-                if self.is_copy:
-                    end_copy(f"model {model.name!r}")
-            ended = _now()
-            outputs = conversion.in_order(model, result, rows)
-        else:
-            ended = _now()
+        outputs, rows, ended = self._execute(loaded, context, (*first, *inputs), inputs, expected)
+        told = loaded.helper.response.parameters  # type: ignore[attr-defined]
         if targets and outputs is expected:
             outputs = _told(outputs.shape, outputs.nbytes)
         elif targets:
@@ -293,7 +275,90 @@ class ModelStore:
             loaded.remember(inputs, made)
         if told:
             outputs = pack(outputs, told, f"model {model.name!r}", rows)
-        calls = self.helper.calls * requests
+        self._count(loaded, rows, requests, (started, begun, ended))
+        return outputs
+
+    def run_gathered(
+        self, number: int, shapes: Sequence[tuple[int, ...]], places: np.ndarray[Any, Any]
+    ) -> Any:
+        """Run the model once for several requests whose tensors all lie in clients' regions.
+
+        Args:
+            number: the model's.
+            shapes: of each input of one request.
+            places: int64, a row for each request: region, offset and bytes of each input, then of
+                each output.
+
+        Returns:
+            For each output an int64 array with a row for each request: the output's bytes, and its
+            shape. Instead of the bytes `LOST` or `ALONE`: that request must be
+            sent by itself.
+        """
+        started = _now()
+        self.region_maps.refresh()
+        loaded = self._loaded(number)
+        model, requests = loaded.model, places.tolist()
+        gathered, there = gathering.gather(self.region_maps, model, shapes, requests)
+        if not there:
+            told = gathering.unlike(model, len(requests), LOST)
+        else:
+            inputs = [
+                self._given(loaded, declared, one)
+                for declared, one in zip(model.taken, gathered, strict=True)
+            ]
+            begun = _now()
+            outputs, rows, ended = self._execute(loaded, NO_REQUEST, inputs, inputs, None)
+            if loaded.helper.response.parameters:  # type: ignore[attr-defined]
+                told = gathering.unlike(model, len(requests), ALONE)
+            else:
+                made = [outputs] if len(model.outputs) == 1 else outputs
+                told = gathering.scatter(self.region_maps, model, made, requests, there)
+            self._count(loaded, rows, 1, (started, begun, ended), len(there))
+        return told[0] if len(told) == 1 else tuple(told)
+
+    def _execute(
+        self,
+        loaded: LoadedModel,
+        context: RequestContext,
+        arguments: Sequence[Any],
+        inputs: Sequence[Any],
+        expected: Any,
+    ) -> tuple[Any, int | None, int]:
+        """The model's outputs in order, the batch's rows, and when the model had ended.
+
+        ``arguments``: of its function; ``expected``: the memory that an output may be made in.
+        """
+        model = loaded.model
+        rows = conversion.rows_of(model, inputs)
+        own: Any = loaded.helper
+        own.response.parameters.clear()  # of a warm-up, or of a call that has failed
+        if loaded.graphs is not None:
+            outputs, fate = loaded.graphs.run(inputs)
+            self.counters[loaded.base + _FATES[fate]] += 1
+            if outputs is not None:
+                return outputs, rows, _now()
+        own.out = expected
+        own.request = context
+        try:
+            result = model.body(own, *arguments)
+        finally:
+            own.out = None
+            if self.is_copy:
+                end_copy(f"model {model.name!r}")
+        ended = _now()
+        return conversion.in_order(model, result, rows), rows, ended
+
+    def _count(
+        self,
+        loaded: LoadedModel,
+        rows: int | None,
+        requests: int,
+        times: tuple[int, int, int],
+        calls: int = 0,
+    ) -> None:
+        """Count a run: when it started, the model began and ended; 0 calls: what the helper has."""
+        started, begun, ended = times
+        calls = calls or self.helper.calls * requests
         base, counters = loaded.base, self.counters
         counters[base + _EXEC_COUNT] += 1
         counters[base + _EXEC_REQUESTS] += calls
@@ -303,7 +368,6 @@ class ModelStore:
         counters[base + _OUTPUT_NS] += spent[2] * calls
         for index, more in enumerate((1, *spent), batch_offset(loaded.index, rows or 1)):
             self.batches[index] += more
-        return outputs
 
     def run_in_sequence(
         self,
@@ -430,6 +494,10 @@ class ModelStore:
             one = self.region_maps.read(one["in"], datatype, one["shape"], own)
         elif declared.datatype == "BYTES":
             one = conversion.elements(one)
+        return self._given(loaded, declared, one)
+
+    def _given(self, loaded: LoadedModel, declared: Tensor, one: Any) -> Any:
+        """An input that was brought here as an array, as the function gets it."""
         if declared.datatype == "BYTES" or one is None:
             return one
         one = conversion.as_array(loaded.model, one, loaded.helper)
@@ -453,23 +521,8 @@ class ModelStore:
         """The outputs, after those that go to regions were written there."""
         found = [outputs] if len(model.outputs) == 1 else list(outputs)
         for which, *target in targets:
-            declared = model.outputs[which]
-            datatype = datatypes.DATATYPES[declared.datatype]
-            if declared.datatype == "BYTES":
-                shape, array = found[which]
-                data = array.data
-            else:
-                array = conversion.on_host(found[which])
-                shape = array.shape
-                if array.dtype != datatype.storage and not (
-                    datatype.name == "BF16" and array.dtype.itemsize == 2
-                ):
-                    raise ConfigError(
-                        f"model {model.name!r} returned {array.dtype} for output "
-                        f"{declared.name!r}, which is declared as {datatype.name}"
-                    )
-                data = datatypes.encode(datatype, array)
-            self.region_maps.write((target[0], target[1], target[2]), data)
+            shape, data = conversion.encoded(model, model.outputs[which], found[which])
+            self.region_maps.write(target, data)
             found[which] = _told(shape, data.nbytes)
         return found[0] if len(found) == 1 else tuple(found)
 

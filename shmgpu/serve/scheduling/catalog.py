@@ -90,6 +90,8 @@ class ServedModel(ServerFunction):
             rows.infer_together[description["arrays"]], self.pool, name, max_rows
         )
         self.in_regions = ServerFunction(rows.infer_in_regions, self.pool, name)
+        self._gathered: dict[int, ServerFunction] = {}
+        self._gathering = rows.infer_gathered
         plain = {"timeout_action": "REJECT", "allow_timeout_override": True}
         self.queue = ModelQueue(self.pending, {**plain, **description})
         self.queues = {
@@ -105,6 +107,15 @@ class ServedModel(ServerFunction):
         self.opening = ServerFunction(rows.open_stream[description["arrays"]], self.pool, name)
         self.continuing = ServerFunction(rows.next_part, self.pool, name)
         self.closing = ServerFunction(rows.close_stream, self.pool, name)
+
+    def gathered(self, rows: int) -> ServerFunction:
+        """The target of small requests in regions, of so many rows each."""
+        found = self._gathered.get(rows)
+        if found is None:
+            most = self.batch_max_rows // rows
+            found = ServerFunction(self._gathering, self.pool, self.name, most)
+            self._gathered[rows] = found
+        return found
 
     @property
     def only_queue(self) -> ModelQueue | None:

@@ -280,9 +280,21 @@ class Calls:
         if error is None:
             accounting.told(served, pending.started_ns)
         else:
-            accounting.failed(served, pending.started_ns, error)
-            pending.outcome(None, error)
+            self._failed(pending, error)
         self._trace(pending, error)
+
+    def _failed(self, pending: Pending, error: BaseException) -> None:
+        self.accounting.failed(pending.served, pending.started_ns, error)
+        pending.outcome(None, error)
+
+    def send_alone(self, pending: Pending) -> None:
+        """Send again, by itself, a request that was under way with others."""
+        self._out(pending)
+        try:
+            self._send(pending)
+        except ShmError as error:
+            pending.is_over = True
+            self._failed(pending, error)
 
     def _trace(self, pending: Pending, error: BaseException | None) -> None:
         named = pending.served.name, pending.served.version, pending.request.id

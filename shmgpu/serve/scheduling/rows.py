@@ -79,6 +79,12 @@ class FunctionRows:
         self.infer_in_regions = _make(
             "shmgpu.serve.models.functions:infer_in_regions", arrays="numpy", hang_after=hang_after
         )
+        self.infer_gathered = _make(
+            "shmgpu.serve.models.functions:infer_gathered",
+            arrays="numpy",
+            batch=Batch(CAPACITY),
+            hang_after=hang_after,
+        )
         self.infer_in_sequence = {
             kind: _make(
                 "shmgpu.serve.models.functions:infer_in_sequence",

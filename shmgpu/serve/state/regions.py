@@ -28,6 +28,12 @@ NO_CUDA = (
 )
 DENIED = "client shared memory is off: start the server with --allow-client-shm"
 
+# How calls that several requests share name places, a row for each request, and what helpers say of
+# an output in the place of its bytes.
+PLACE = 3  # numbers for each tensor: its region's, the offset in it, bytes
+LOST = -1  # a region of the request is not what it was
+ALONE = -2  # its answer says more than such a call can
+
 
 def open_region(region: dict[str, Any], flags: int) -> int:
     """A descriptor of a registered region, by whatever still leads to it.
