@@ -178,6 +178,22 @@ def test_the_command_line_beats_the_file_and_the_file_the_variables(tmp_path, mo
         options.resolve(argparse.Namespace(config=None, models=["m.py"]))
 
 
+@pytest.mark.parametrize(
+    ("helpers", "cores", "workers"),
+    [(1, 1, 1), (1, 2, 1), (1, 3, 1), (1, 4, 2), (2, 4, 1), (2, 5, 2), (1, 64, 2), (8, 4, 1)],
+)
+def test_workers_take_the_cores_that_helpers_and_the_dispatcher_leave(
+    monkeypatch, helpers, cores, workers
+):
+    monkeypatch.setattr(options.devices, "cores", lambda: cores)
+    given = argparse.Namespace(config=None, models=["m.py"], helpers=helpers)
+    assert options.resolve(given).workers == workers
+    given.helpers = {"fast": helpers - 1, "large": 1}  # pools
+    assert options.resolve(given).workers == workers
+    given.workers = 7
+    assert options.resolve(given).workers == 7
+
+
 def test_variables_about_sessions_are_not_about_a_servers_models(monkeypatch):
     monkeypatch.setenv("SHMGPU_LAZY", "1")
     monkeypatch.setenv("SHMGPU_IDLE", "0.01")
