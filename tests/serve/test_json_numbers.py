@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import decimal
+import gc
 import json
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -244,3 +246,32 @@ def test_without_the_module_it_is_the_same(name, monkeypatch):
     monkeypatch.setattr(json_numbers, "_READ", {})
     monkeypatch.setattr(json_numbers, "_WRITTEN", {})
     assert list(outcomes()) == with_it
+
+
+def test_the_collector_rests_until_the_last_thread_has_parsed():
+    both_in, first_out = threading.Event(), threading.Event()
+    seen = []
+
+    def second():
+        with json_numbers.uncollected:
+            both_in.set()
+            first_out.wait(20)
+            seen.append(gc.isenabled())
+
+    assert gc.isenabled()
+    thread = threading.Thread(target=second)
+    with json_numbers.uncollected:
+        thread.start()
+        both_in.wait(20)
+        seen.append(gc.isenabled())
+    seen.append(gc.isenabled())
+    first_out.set()
+    thread.join()
+    assert seen == [False] * 3 and gc.isenabled()
+    gc.disable()
+    try:
+        with json_numbers.uncollected:
+            pass
+        assert not gc.isenabled(), "whoever had switched it off wants it so"
+    finally:
+        gc.enable()

@@ -554,23 +554,25 @@ def test_the_limits_are_what_the_page_says():
     assert (DEFAULT_LIMITS.json_values, DEFAULT_LIMITS.json_containers) == (1 << 20, 1 << 18)
 
 
-def test_the_thread_beside_the_loop_ends_with_it_and_takes_nothing_that_still_waits():
-    begun, go_on, done = threading.Event(), threading.Event(), []
+@pytest.mark.parametrize(("workers", "threads"), [(1, 2), (2, 1), (3, 1)])
+def test_threads_beside_the_loop_end_with_it_and_take_nothing_that_still_waits(workers, threads):
+    begun, go_on, done = threading.Semaphore(0), threading.Event(), []
 
     def holds_on():
-        begun.set()
+        begun.release()
         return go_on.wait(20)
 
     async def course():
-        beside = aside.AsideThread()
+        beside = aside.AsideThreads(workers)
         thread = await beside.run(threading.current_thread)
-        first = asyncio.ensure_future(beside.run(holds_on))
+        first = [asyncio.ensure_future(beside.run(holds_on)) for _ in range(threads)]
         second = asyncio.ensure_future(beside.run(done.append, 1))
-        while not begun.is_set():
-            await asyncio.sleep(0.001)
+        for _ in range(threads):
+            while not begun.acquire(blocking=False):
+                await asyncio.sleep(0.001)
         threading.Timer(0.05, go_on.set).start()
         beside.close()
-        assert not thread.is_alive() and await first
+        assert not thread.is_alive() and all([await one for one in first])
         second.cancel()
 
     asyncio.run(course())
@@ -638,7 +640,7 @@ def test_an_answer_that_is_written_beside_the_loop_is_told_to_who_still_waits(ha
 
     async def answer():
         front = SimpleNamespace(
-            aside=aside.AsideThread(),
+            aside=aside.AsideThreads(),
             calls=SimpleNamespace(accounting=SimpleNamespace(retract=retracted.append)),
         )
         one = Told()

@@ -1,17 +1,21 @@
 """Bodies that come or go compressed: gzip and deflate, as HTTP has them.
 
 Owns which codings there are and what is refused of them. zlib lets go of the interpreter while it
-works, so this may be done in a thread. Never decompresses more than it is told to.
+works, so this may be done in threads; one by one, as what comes out takes memory that nobody has
+counted. Never decompresses more than it is told to.
 """
 
 from __future__ import annotations
 
 import re
+import threading
 import zlib
 from collections.abc import Sequence
 from typing import Any
 
 from shmgpu.serve.protocol.types import ProtocolError
+
+_one_by_one = threading.Lock()
 
 WINDOWS = {b"gzip": 31, b"deflate": 15}  # zlib's wbits
 
@@ -25,7 +29,8 @@ def decoded(body: Any, encoding: bytes, most_bytes: int) -> bytes:
         raise ProtocolError(415, "the body's Content-Encoding must be gzip or deflate")
     reading = zlib.decompressobj(WINDOWS[name])
     try:
-        found = reading.decompress(body, most_bytes)
+        with _one_by_one:
+            found = reading.decompress(body, most_bytes)
     except zlib.error as error:
         raise ProtocolError(400, f"the body cannot be decompressed ({error})") from None
     if reading.unconsumed_tail:

@@ -18,7 +18,7 @@ import orjson
 
 from shmgpu.serve.frontend import documents
 from shmgpu.serve.frontend import generate as generating
-from shmgpu.serve.frontend.aside import LONG_BYTES, AsideThread
+from shmgpu.serve.frontend.aside import LONG_BYTES, AsideThreads
 from shmgpu.serve.frontend.compression import decoded, encoded
 from shmgpu.serve.frontend.fast_path import Candidate, FastPath, binary_headers
 from shmgpu.serve.frontend.json_fast_path import JsonFastPath
@@ -94,7 +94,7 @@ class Front:
 
         self.json_fast_path = JsonFastPath(calls, catalog, scratch, answering)
         self.fast_path = FastPath(calls, catalog, scratch, answering, self.json_fast_path.take)
-        self.aside = AsideThread()
+        self.aside = AsideThreads(options.workers)
         self.routes = ROUTES
         self._paths: dict[bytes, tuple[str, str]] = {}
 

@@ -268,7 +268,7 @@ class NumberText:
         Raises:
             ValueError: it is no JSON.
         """
-        with json_numbers.uncollected():
+        with json_numbers.uncollected:
             return _parsed(self.text[self.start : self.end])
 
     def lists(self) -> Iterator[list[Any]]:

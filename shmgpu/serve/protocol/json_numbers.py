@@ -8,11 +8,11 @@ asks reads it once more in Python, which does.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import math
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,16 +39,30 @@ _READ = {} if native is None else {
 _WRITTEN = {dtype: kind for dtype, kind in _READ.items() if dtype.kind == "f"}
 
 
-@contextlib.contextmanager
-def uncollected() -> Iterator[None]:
-    """Nothing is garbage while JSON is parsed, and looking for some takes longer than parsing."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
+class _Uncollected:
+    """Python's collector, off while any thread is in here."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+        self._was_on = False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._count:
+                self._was_on = gc.isenabled()
+                gc.disable()
+            self._count += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._count -= 1
+            if not self._count and self._was_on:
+                gc.enable()
+
+
+# Nothing is garbage while JSON is parsed, and looking for some takes longer than parsing.
+uncollected = _Uncollected()
 
 
 def reader(dtype: np.dtype[Any]) -> Reader | None:

@@ -182,14 +182,14 @@ def _put_back(found: dict[str, Any], left: list[NumberText]) -> None:
 
 def _load(text: bytes, hint: str) -> Any:
     try:
-        with uncollected():
+        with uncollected:
             return orjson.loads(text)
     except orjson.JSONDecodeError as error:
         reason = str(error)
     # Triton's clients write numbers that are not finite as NaN and Infinity, which are no JSON.
     if len(text) <= MOST_LAX_BYTES and (b"NaN" in text or b"Infinity" in text):
         try:
-            with uncollected():
+            with uncollected:
                 return json.loads(text.decode())
         except (ValueError, RecursionError):
             pass
