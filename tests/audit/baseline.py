@@ -38,6 +38,18 @@ CODE = (
     ),
     Accepted("B603", "shmgpu/engine/native.py", "", "runs the user's compiler on our own source"),
     Accepted(
+        "B607", "shmgpu/engine/native.py", '"sh"', "of the user's own PATH, as the compiler is"
+    ),
+    Accepted(
+        "B604", "shmgpu/cli/completion.py", "options.shell", "the name of one, and none is run"
+    ),
+    Accepted(
+        "B301",
+        "shmgpu/helper/late.py",
+        "",
+        "functions of this launch's own children; a broker that programs share takes none",
+    ),
+    Accepted(
         "B301",
         "shmgpu/broker/daemon.py",
         "",
