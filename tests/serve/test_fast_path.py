@@ -135,6 +135,29 @@ def test_each_of_many_alike_is_answered_with_its_own(server):
     assert not wrong
 
 
+def test_what_a_connection_asked_lately_is_no_reason_to_take_it_for_what_it_asks_now(server):
+    """One connection asks several things in turn, of the same length or not, and again the same."""
+    clients = [in_place(server), in_place(server, rows=2), moody(server)]
+    shared = clients[0].socket
+    for client in clients[1:]:
+        client.socket.close()
+        client.socket = shared
+    double, two_rows, same = clients
+    for number in range(ALIKE):
+        for client, rows, factor in (
+            (double, 1, 2),
+            (two_rows, 2, 2),
+            (same, 1, 1),
+            (double, 1, 2),
+        ):
+            status, _, data = client.ask(struct.pack("<ff", number % 5, 1) * rows)
+            expected = struct.pack("<ff", factor * (number % 5), factor) * rows
+            assert (status, data) == (200, expected)
+        status, said, _ = same.ask(struct.pack("<ff", -1, 1))
+        assert (status, "no number below zero" in said["error"]) == (500, True)
+        assert double.ask(bytes(4))[0] == 400  # of another length
+
+
 def test_an_error_and_a_result_of_another_shape_among_many_alike_are_told(server):
     client = moody(server)
     for round_ in range(3):

@@ -35,6 +35,7 @@ class Asking:
 
     def __init__(self, server, model, shape, datatype="FP32", name="7", before=""):
         self.name = name
+        self.after = "}]}"
         self.path = f"/v2/models/{model}/infer"
         self.before = (
             f'{{"id": "{name}", {before}"inputs": [{{"name": "x", "datatype": "{datatype}", '
@@ -45,7 +46,7 @@ class Asking:
     def __call__(self, numbers):
         """The status, and the answer's only output or its error."""
         text = numbers if isinstance(numbers, str) else json.dumps(numbers)
-        body = f"{self.before}{text}}}]}}"
+        body = self.before + text + self.after
         head = f"POST {self.path} HTTP/1.1\r\nHost: here\r\nContent-Length: {len(body)}\r\n\r\n"
         self.socket.sendall((head + body).encode())
         with http.client.HTTPResponse(self.socket, method="POST") as response:
@@ -149,6 +150,16 @@ def test_an_error_and_a_result_of_another_shape_among_many_alike_are_told(server
         status, said = ask([9, 2])
         assert status == 500
         assert "returned float64" in said
+
+
+def test_requests_of_one_connection_that_end_otherwise_are_not_taken_for_the_last(server):
+    """They begin alike to the byte and are as long; their ids, behind the numbers, differ."""
+    ask = Asking(server, "in_place", [1, 2])
+    ask.before = '{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": '
+    for number in range(ALIKE):
+        for name in "abba":
+            ask.name, ask.after = name, f'}}], "id": "{name}"}}'
+            assert ask([number, 1])[1]["data"] == [2 * number, 2]
 
 
 class Prepared:

@@ -8,7 +8,7 @@ import types
 import pytest
 
 from shmgpu.serve.frontend import connection, fast_path, json_fast_path
-from shmgpu.serve.frontend.fast_path import FastPath
+from shmgpu.serve.frontend.fast_path import FastPath, PreparedRequest
 from shmgpu.serve.frontend.json_fast_path import JsonFastPath
 
 
@@ -99,6 +99,30 @@ def test_the_arena_may_take_back_what_is_kept(front, worker):
     add(11, one)
     (reclaim,) = worker.calls.port.arena.reclaimers
     assert reclaim() and one.is_closed and not known()
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "is_open", "may_start", "is_started"),
+    [
+        (b"beginDAT", 8, True, True, True),
+        (b"beginDAT", 7, True, True, False),  # of the next only a part has come
+        (b"otherDAT", 8, True, True, False),
+        (b"beginDAT", 8, False, True, False),
+        (b"beginDAT", 8, True, False, False),
+    ],
+)
+def test_a_connection_asks_the_same_again_as_long_as_that_is_kept(
+    worker, text, count, is_open, may_start, is_started
+):
+    path = FastPath(worker.calls, worker.catalog, worker.scratch, None, lambda *_: False)
+    prepared, started = object.__new__(PreparedRequest), []
+    prepared.is_open = is_open
+    path._may_start = lambda one: may_start
+    path._start = lambda *what: started.append(what[-1]) or True
+    worker.scratch[: len(text)] = text
+    asking = types.SimpleNamespace(lately=(b"begin", 8, prepared))
+    assert path.take(asking, count) == is_started
+    assert started == [len(b"begin")] * is_started
 
 
 # ---- slow clients --------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ expected is reported to each request as a call of its own, and the coalescer is 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -196,7 +196,7 @@ class Coalescer:
         turn.on_disconnect = self._leave[index]
         connection.waiting.append(turn)
         self._started[index] = started_ns
-        self._calls.accounting.begin(self._prepared.queue)
+        self._calls.accounting.admit_one(self._prepared.queue)
         self.taken = index + 1
         return self.taken == len(self._turns)
 
@@ -212,6 +212,7 @@ class Coalescer:
                 return
         lane.filling = None
         lane.come_together = self.taken > 1
+        calls.accounting.begin_all(prepared.queue, self.taken)
         if self.gone == self.taken:
             self._clear()
             return
@@ -232,8 +233,12 @@ class Coalescer:
         prepared, taken, started = self._prepared, self.taken, self._started
         pieces = self._messages[taken][1]
         count = taken - self.gone
-        waiting = [index for index in range(taken) if not self._turns[index].is_answered]
-        since = sum(started[index] for index in waiting)
+        waiting: Sequence[int] = range(taken)
+        if self.gone:
+            waiting = [index for index in waiting if not self._turns[index].is_answered]
+            since = sum(started[index] for index in waiting)
+        else:
+            since = sum(started[:taken])
         rows = count * prepared.template.rows
         # First: who has an answer may ask another worker at once how many there were.
         self._calls.accounting.answered(

@@ -91,6 +91,7 @@ class Connection(asyncio.BufferedProtocol):
         "head_bytes",
         "is_closing",
         "is_direct",
+        "lately",
         "limits",
         "log",
         "memory",
@@ -127,6 +128,7 @@ class Connection(asyncio.BufferedProtocol):
         self.admit = admit
         self.log = log
         self.peer = "-"
+        self.lately: Any = None  # what `take` knows of the last request
         self.came = 0  # bytes in the scratch buffer, if a request begins there
         self.transport: Any = None
         self.parser: Any = httptools.HttpRequestParser(self)

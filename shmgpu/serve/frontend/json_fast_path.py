@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -170,18 +171,32 @@ class JsonFastPath(PreparedRequests):
         False: it takes the general path.
         """
         known = self._find(head, count) if self._known else None
-        if known is None or not self._may_start(known.prepared):
+        if known is None:
             return False
-        data = known.read(self._text, len(head), count)
-        if data is None:
-            return False
-        if self._start(known.prepared, connection, data, 0):
+        if self._begin(known, connection, len(head), count):
+            begin = head + known.before
+            connection.lately = begin, count, partial(self._again, known, len(head))
             return True
         if not known.prepared.is_current():
             known.prepared.close()
             self._known = {key: one for key, one in self._known.items() if one is not known}
             self._lately.clear()
         return False
+
+    def _again(self, known: _Known, end: int, connection: Connection, count: int) -> bool:
+        """The same, for one that begins as its connection's last one, whose head ended there."""
+        after = known.after
+        return (
+            known.prepared.is_open
+            and self._text.startswith(after, count - len(after))
+            and self._begin(known, connection, end, count)
+        )
+
+    def _begin(self, known: _Known, connection: Connection, end: int, count: int) -> bool:
+        if not self._may_start(known.prepared):
+            return False
+        data = known.read(self._text, end, count)
+        return data is not None and self._start(known.prepared, connection, data, 0)
 
     def _find(self, head: bytes, count: int) -> _Known | None:
         """What is known of the request in the buffer, but for its numbers."""

@@ -119,6 +119,15 @@ class Accounting:
         queue.pending += 1
         self.counters[queue.counter] += 1
 
+    def admit_one(self, queue: ModelQueue) -> None:
+        """A request is pending here, and soon handed over with others: see :meth:`begin_all`."""
+        self.pending += 1
+        queue.pending += 1
+
+    def begin_all(self, queue: ModelQueue, count: int) -> None:
+        """So many that were admitted are handed over; those that have left meanwhile, too."""
+        self.counters[queue.counter] += count
+
     def leave(self, queue: ModelQueue) -> None:
         """A request is not pending any more."""
         self.pending -= 1

@@ -40,6 +40,7 @@ class ControlTable:
         self._file = os.memfd_create("shmgpu-serve", os.MFD_CLOEXEC)
         os.ftruncate(self._file, _HEAD_BYTES + 2 * HALF_BYTES)
         self._memory = mmap.mmap(self._file, _HEAD_BYTES + 2 * HALF_BYTES)
+        self._words = memoryview(self._memory).cast("Q")
         self._long = os.memfd_create("shmgpu-serve-lock", os.MFD_CLOEXEC)
         self._is_held = False
         self._mutex = threading.Lock()
@@ -50,8 +51,7 @@ class ControlTable:
     @property
     def version(self) -> int:
         """How often it was changed."""
-        version: int = _U64.unpack_from(self._memory, 0)[0]
-        return version
+        return self._words[0]
 
     def read(self) -> tuple[int, dict[str, Any]]:
         """Version and state, which the caller must not change."""
@@ -137,6 +137,7 @@ class ControlTable:
 
     def close(self) -> None:
         """Give it back."""
+        self._words.release()
         self._memory.close()
         os.close(self._file)
         os.close(self._long)
