@@ -15,7 +15,7 @@
 #include "base/clock.h"
 #include "base/descriptor.h"
 #include "base/error_detail.h"
-#include "child/adaptive_spin.h"
+#include "ipc/adaptive_spin.h"
 #include "child/attach.h"
 #include "child/heap.h"
 #include "child/port.h"

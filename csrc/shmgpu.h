@@ -333,8 +333,9 @@ typedef struct shm_host {
 void shm_dump_arenas(int wanted);
 
 /* Whether a lone caller in this process, and in those that it forks, may watch for an answer that
- * usually comes soon (1, the default), which takes processor time and saves wake-ups, or always
- * sleeps (0). For brokers that are launched or joined from here on. */
+ * usually comes soon, and the broker for its next call (1, the default), which takes processor time
+ * and saves wake-ups, or each always sleeps (0). For brokers that are launched or joined from here
+ * on. */
 void shm_allow_spinning(int allowed);
 
 /* Become the parent and dispatch until every child has ended (launch), or, with

@@ -50,6 +50,7 @@ ipc/frame                           any
 ipc/pipe                            any
 ipc/function_table                  any
 ipc/attach_handshake                any
+ipc/adaptive_spin                   any
 
 process/process                     any
 process/pid1                        parent
@@ -58,7 +59,6 @@ process/role                        any
 
 child/heap                          child
 child/reply_queue                   child
-child/adaptive_spin                 child
 child/port                          child
 child/attach                        child
 

@@ -21,6 +21,35 @@ static int64_t shorter(int64_t timeout_ns, uint64_t at_ns, uint64_t now_ns) {
   return timeout_ns < 0 || left < timeout_ns ? left : timeout_ns;
 }
 
+typedef struct glance {
+  shmi_poll_set_t *set;
+  struct epoll_event *events;
+  const sigset_t *mask;
+  int ready;
+} glance_t;
+
+static int has_come(void *glance) {
+  glance_t *g = glance;
+  g->ready = shmi_poll_set_wait(g->set, g->events, EVENTS, 0, g->mask);
+  return g->ready != 0;
+}
+
+/* As shmi_poll_set_wait(). Whoever got the last answer, and was alone, may soon call again, and
+ * would have to wake this process. */
+static int await_events(shmi_dispatch_t *d, struct epoll_event *events, int64_t timeout_ns,
+                        const sigset_t *mask) {
+  if (!d->is_quiet || (timeout_ns >= 0 && timeout_ns < SHMI_SPIN_FOR_NEXT_NS)) {
+    return shmi_poll_set_wait(&d->poll_set, events, EVENTS, timeout_ns, mask);
+  }
+  glance_t glance = {.set = &d->poll_set, .events = events, .mask = mask};
+  uint64_t began_ns = shmi_clock_ns();
+  if (!shmi_spin(&d->spin, 1, has_come, &glance)) {
+    glance.ready = shmi_poll_set_wait(&d->poll_set, events, EVENTS, timeout_ns, mask);
+  }
+  shmi_spin_learn(&d->spin, shmi_clock_ns() - began_ns);
+  return glance.ready;
+}
+
 int shmi_dispatch_turn(shmi_dispatch_t *d, int64_t timeout_ns, const sigset_t *mask) {
   /* While calls are held back, a batch that is due changes nothing. */
   uint64_t timer = d->holding ? 0 : shmi_schedule_next_timer(d->schedule);
@@ -33,7 +62,7 @@ int shmi_dispatch_turn(shmi_dispatch_t *d, int64_t timeout_ns, const sigset_t *m
   if (d->holding_several != 0) timeout_ns = shorter(timeout_ns, d->look_ns, d->now_ns);
   if (d->gangs > 0) timeout_ns = shorter(timeout_ns, d->gang_look_ns, d->now_ns);
   struct epoll_event events[EVENTS];
-  int ready = shmi_poll_set_wait(&d->poll_set, events, EVENTS, timeout_ns, mask);
+  int ready = await_events(d, events, timeout_ns, mask);
   if (ready < 0 && errno != EINTR) return SHM_ESYSTEM;
   d->scoreboard->broker->wakes++;
   d->now_ns = shmi_clock_ns();
@@ -66,6 +95,7 @@ int shmi_dispatch_turn(shmi_dispatch_t *d, int64_t timeout_ns, const sigset_t *m
   if (shmi_schedule_queued(d->schedule) > 0) SHMI_FAULT(IN_FUNCTION);
   shmi_dispatch_hand_out(d);
   if (d->dirty != 0) SHMI_FAULT(BEFORE_REPLY);
+  d->is_quiet = d->dirty != 0 && shmi_scoreboard_calls_out() == 0;
   shmi_dispatch_flush_replies(d);
   if (d->retiring != 0) shmi_dispatch_close_retired(d);
   if (ready > 0) SHMI_FAULT(AFTER_REPLY);
@@ -121,6 +151,7 @@ int shmi_dispatch_create(shmi_dispatch_t **out, const shmi_dispatch_config_t *co
       d->least_hang_ns = hang_ns;
     }
   }
+  shmi_spin_open(&d->spin, SHMI_SPIN_FOR_NEXT_NS);
   int opened = shmi_poll_set_open(&d->poll_set);
   d->children = calloc((size_t)config->children, sizeof *d->children);
   d->helpers = calloc((size_t)config->helpers, sizeof *d->helpers);

@@ -17,6 +17,7 @@
 #include "broker/dispatch.h"
 #include "broker/poll_set.h"
 #include "broker/schedule.h"
+#include "ipc/adaptive_spin.h"
 #include "ipc/scoreboard.h"
 
 /* What the poll set reports: whose descriptor is ready. */
@@ -119,6 +120,8 @@ struct shmi_dispatch {
   uint64_t stopped_until_ns; /* nothing has hung since before that */
   int holding;      /* no call is handed out */
   int clearing;     /* slots whose arenas are being cleared */
+  int is_quiet;     /* the last turn answered all calls there were */
+  shmi_spin_t spin; /* for the next one, then */
   int is_late;      /* a descriptor or memory was not available: try again soon */
   const shmi_scoreboard_t *scoreboard;
 };

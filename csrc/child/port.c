@@ -83,7 +83,7 @@ static shmi_spin_t *note_alone(const shm_call_config_t *config) {
   int is_alone = shmi_port.outstanding == 1 && spin->cores > 1;
   shmi_port.lone = 0;
   if (!is_alone) return NULL;
-  shmi_spin_note(spin);
+  shmi_port.answered_before = __atomic_load_n(shmi_port.answered, __ATOMIC_RELAXED);
   return spin;
 }
 
@@ -442,9 +442,9 @@ int shmi_port_open(int request_fd, int reply_fd, uint32_t window, int child) {
   shmi_port.arena_base = shmi_arena_address(child);
   shmi_port.arena_bytes = shmi_arena_bytes();
   shmi_port.shift = (uint64_t)shmi_arena_shift();
-  const uint64_t *answered = &shmi_scoreboard()->child_stats[child].answered;
-  shmi_spin_open(&shmi_port.spin, answered, SHMI_SPIN_NS);
-  shmi_spin_open(&shmi_port.gang_spin, answered, SHMI_SPIN_FOR_GANG_NS);
+  shmi_port.answered = &shmi_scoreboard()->child_stats[child].answered;
+  shmi_spin_open(&shmi_port.spin, SHMI_SPIN_NS);
+  shmi_spin_open(&shmi_port.gang_spin, SHMI_SPIN_FOR_GANG_NS);
   shmi_port.broken = 0;
   shmi_port.open = 1;
   pthread_mutex_unlock(&shmi_port.lock);

@@ -10,9 +10,9 @@
 
 #include <pthread.h>
 
-#include "child/adaptive_spin.h"
 #include "child/port.h"
 #include "child/reply_queue.h"
+#include "ipc/adaptive_spin.h"
 #include "ipc/scoreboard.h"
 
 enum { SHMI_ENTRY_BITS = 10, SHMI_ENTRY_MASK = (1 << SHMI_ENTRY_BITS) - 1 };
@@ -74,6 +74,8 @@ typedef struct shmi_port {
   shmi_spin_t *spins; /* one call is open and a thread waits for it: how to spin for it; else NULL */
   uint64_t lone; /* of a submitted call: no other is open, and none was sent since; else 0 */
   shmi_spin_t spin, gang_spin;
+  const uint64_t *answered; /* how many of its calls were: the dispatcher counts */
+  uint64_t answered_before; /* the lone call that is open was sent */
 } shmi_port_t;
 
 extern shmi_port_t shmi_port;

@@ -259,6 +259,13 @@ void shmi_port_lead_pass(void) {
   }
 }
 
+enum { SPIN_LOOKS = 64 };
+
+static int is_answered(void *unused) {
+  (void)unused;
+  return __atomic_load_n(shmi_port.answered, __ATOMIC_RELAXED) != shmi_port.answered_before;
+}
+
 int shmi_port_lead_once(int64_t timeout_ns, int as_drainer) {
   shmi_frame_t frames[SHMI_PIPE_BURST];
   uint32_t epoch = shmi_port.epoch;
@@ -269,7 +276,7 @@ int shmi_port_lead_once(int64_t timeout_ns, int as_drainer) {
   pthread_mutex_unlock(&shmi_port.lock);
   int got = 1;
   uint64_t began_ns = spins != NULL ? shmi_clock_ns() : 0;
-  int is_near = spins != NULL && shmi_spin(spins);
+  int is_near = spins != NULL && shmi_spin(spins, SPIN_LOOKS, is_answered, NULL);
   if (!is_near && looks_up) got = shmi_port_wait_for_reply(reply_fd, tick_fd, timeout_ns);
   SHMI_FAULT(BEFORE_READ);
   if (got == 1) got = shmi_pipe_read(reply_fd, frames, SHMI_PIPE_BURST);

@@ -318,7 +318,8 @@ ROWS: tuple[Setting, ...] = (
         parse_bool,
         True,
         "a lone caller watches for an answer that usually comes within 0.4 ms (of several "
-        "helpers as one device: 0.2), on idle cores",
+        "helpers as one device: 0.2), and the broker for its next call that does within 0.1 ms, "
+        "on idle cores",
         "; `0`: it always sleeps, which is slower and leaves its core to others",
     ),
     _only_variable(

@@ -1,39 +1,38 @@
-/* When a caller watches for its answer instead of sleeping: near answers, idle cores, and no other. */
+/* When somebody watches for what is near instead of sleeping: idle cores, and no other call. */
 #include "harness.h"
 
 #include <pthread.h>
 #include <sched.h>
 
 #include "base/clock.h"
-#include "child/adaptive_spin.h"
+#include "ipc/adaptive_spin.h"
 #include "ipc/scoreboard.h"
 
 enum { US = 1000, MS = 1000 * US, SOON = 50 * US, FAR = 5 * MS };
 
-static uint64_t answered;
 static shmi_spin_t spin;
 
 static void begin(void) {
   CHECK_EQ(shmi_scoreboard_create(1, 1, 0), SHM_OK);
-  answered = 0;
-  shmi_spin_open(&spin, &answered, SHMI_SPIN_NS);
+  shmi_spin_open(&spin, SHMI_SPIN_NS);
   spin.cores = 2;
 }
 
 static void end(void) { shmi_scoreboard_destroy(); }
 
-/* A call of which the answer is there already. */
+static int says(void *what) { return *(int *)what; }
+
+/* A call of which the answer is there already: whether that was seen without sleeping. */
 static int answered_at_once(void) {
-  shmi_spin_note(&spin);
-  answered++;
-  return shmi_spin(&spin);
+  int is_here = 1;
+  return shmi_spin(&spin, 1, says, &is_here);
 }
 
 /* One whose answer does not come: how long it was watched for. */
 static uint64_t watched_in_vain(void) {
-  shmi_spin_note(&spin);
+  int is_here = 0;
   uint64_t begin_ns = shmi_clock_ns();
-  CHECK_EQ(shmi_spin(&spin), 0);
+  CHECK_EQ(shmi_spin(&spin, 1, says, &is_here), 0);
   return shmi_clock_ns() - begin_ns;
 }
 
@@ -51,7 +50,7 @@ TEST(an_answer_that_is_usually_near_is_watched_for_and_a_far_one_is_not) {
 
 TEST(a_gang_s_answer_is_watched_for_only_if_it_is_nearer) {
   begin();
-  shmi_spin_open(&spin, &answered, SHMI_SPIN_FOR_GANG_NS);
+  shmi_spin_open(&spin, SHMI_SPIN_FOR_GANG_NS);
   spin.cores = 2;
   for (int i = 0; i < 100; i++) shmi_spin_learn(&spin, 300 * US);
   CHECK_EQ(answered_at_once(), 0);
@@ -90,7 +89,7 @@ TEST(it_ends_where_no_answer_comes) {
 TEST(nobody_spins_where_that_is_forbidden) {
   shmi_spin_allow(0);
   CHECK_EQ(shmi_scoreboard_create(1, 1, 0), SHM_OK);
-  shmi_spin_open(&spin, &answered, SHMI_SPIN_NS);
+  shmi_spin_open(&spin, SHMI_SPIN_NS);
   shmi_spin_allow(1);
   CHECK_EQ(shmi_spin_is_near(&spin), 0);
   CHECK_EQ(answered_at_once(), 0);

@@ -1,9 +1,12 @@
 /* The dispatcher between children and helpers that are played here, turn by turn. */
 #include "peers.h"
 
+#include <sched.h>
 #include <sys/wait.h>
+#include <time.h>
 
 #include "broker/poll_set.h"
+#include "ipc/adaptive_spin.h"
 
 /* ---- numbers of deliveries ---- */
 
@@ -319,6 +322,54 @@ TEST(a_child_that_writes_without_end_gets_its_share_of_a_turn) {
 }
 
 /* ---- waiting ---- */
+
+/* A lone call is answered, and nothing comes for 2 ms: the processor time that this takes, ns. */
+static int64_t work_of_a_wait(int calls_again) {
+  struct timespec before, after;
+  child_calls(0);
+  turn();
+  helper_reads(0);
+  helper_ends(0, 0, SHM_OK);
+  turn();
+  CHECK_EQ(child_reads(0), 1);
+  if (calls_again) child_calls(0);
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &before);
+  CHECK(shmi_dispatch_turn(d, 2000000, NULL) >= 0);
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &after);
+  if (calls_again) everybody_works(1, 1, NULL);
+  return (after.tv_sec - before.tv_sec) * 1000000000 + after.tv_nsec - before.tv_nsec;
+}
+
+enum { WAITS = 10, WATCHED_NS = 30000 };
+
+/* How many of ten waits were watched, after calls that followed each other closely, and after others.
+ * Of several, since somebody else may take the core. */
+static void watch_waits(int *near, int *far) {
+  *near = *far = 0;
+  open_peers(1, 1, 1);
+  for (int i = 0; i < WAITS; i++) {
+    for (int call = 0; call < 30; call++) work_of_a_wait(1);
+    *near += work_of_a_wait(0) > WATCHED_NS;
+    for (int wait = 0; wait < 5; wait++) work_of_a_wait(0);
+    *far += work_of_a_wait(0) > WATCHED_NS;
+  }
+  expect_all_ended();
+  close_peers();
+}
+
+TEST(after_the_only_call_the_next_is_watched_for_if_it_usually_comes_soon) {
+  int near, far;
+  cpu_set_t cores;
+  CHECK_EQ(sched_getaffinity(0, sizeof cores, &cores), 0);
+  if (CPU_COUNT(&cores) == 1) return;
+  watch_waits(&near, &far);
+  CHECK(near > 0);
+  CHECK(far < WAITS / 2);
+  shmi_spin_allow(0);
+  watch_waits(&near, &far);
+  CHECK(near < WAITS / 2);
+  shmi_spin_allow(1);
+}
 
 /* How many turns it takes until that moment, when each may last for long. */
 static int turns_until(int64_t at_ns) {

@@ -1,5 +1,5 @@
 /* adaptive_spin -- see adaptive_spin.h. */
-#include "child/adaptive_spin.h"
+#include "ipc/adaptive_spin.h"
 
 #include <sched.h>
 
@@ -9,12 +9,11 @@
 enum {
   NEAR_NS = 50000,
   SLACK_NS = 50000,
-  LOST_NS = 1000000, /* others take a core for longer; who is to answer, for less */
+  LOST_NS = 1000000, /* others take a core for longer; who is waited for, for less */
   LEARN = 8,         /* a new time counts for one of so many */
   FIRST_SKIP = 64,   /* calls */
   LAST_SKIP = 8192,
-  RETRY = 128,       /* calls, for those who do something else when an answer is not near */
-  LOOKS = 64
+  RETRY = 128        /* calls, for those who do something else when an answer is not near */
 };
 
 static int is_forbidden;
@@ -34,19 +33,8 @@ static inline void relax(void) {
 #endif
 }
 
-static int is_answered(const shmi_spin_t *spin) {
-  return __atomic_load_n(spin->answered, __ATOMIC_RELAXED) != spin->seen;
-}
-
-void shmi_spin_open(shmi_spin_t *spin, const uint64_t *answered, uint64_t longest_ns) {
-  *spin = (shmi_spin_t){.cores = is_forbidden ? 0 : cores_allowed(),
-                        .longest_ns = longest_ns,
-                        .answered = answered};
-  shmi_spin_note(spin);
-}
-
-void shmi_spin_note(shmi_spin_t *spin) {
-  spin->seen = __atomic_load_n(spin->answered, __ATOMIC_RELAXED);
+void shmi_spin_open(shmi_spin_t *spin, uint64_t longest_ns) {
+  *spin = (shmi_spin_t){.cores = is_forbidden ? 0 : cores_allowed(), .longest_ns = longest_ns};
 }
 
 void shmi_spin_learn(shmi_spin_t *spin, uint64_t waited_ns) {
@@ -83,20 +71,20 @@ static void lose_core(shmi_spin_t *spin) {
   spin->to_skip = spin->skip;
 }
 
-int shmi_spin(shmi_spin_t *spin) {
+int shmi_spin(shmi_spin_t *spin, int looks, int (*is_here)(void *), void *what) {
   if (spin->usual_ns > spin->longest_ns || must_skip(spin) || !has_cores(spin)) return 0;
   uint64_t longest_ns = 2 * spin->usual_ns + SLACK_NS;
   if (longest_ns > spin->longest_ns) longest_ns = spin->longest_ns;
   const uint64_t begin_ns = shmi_clock_ns();
   for (uint64_t now_ns = begin_ns; now_ns - begin_ns < longest_ns;) {
-    for (int look = 0; look < LOOKS; look++) {
-      if (is_answered(spin)) {
+    for (int look = 0; look < looks; look++) {
+      if (is_here(what)) {
         spin->skip /= 2;
         return 1;
       }
       relax();
     }
-    sched_yield(); /* the process that is to answer may be waiting for this core */
+    sched_yield(); /* the process that is waited for may be waiting for this core */
     const uint64_t before_ns = now_ns;
     now_ns = shmi_clock_ns();
     if (now_ns - before_ns > LOST_NS) {
