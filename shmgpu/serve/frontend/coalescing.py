@@ -170,10 +170,6 @@ class Coalescer:
         """What the answer of each of so many is made of."""
         raise NotImplementedError
 
-    def _answer(self, index: int, pieces: list[list[Any]]) -> bytes:
-        """A request's answer."""
-        raise NotImplementedError
-
     def _one(self, index: int) -> tuple[Any, tuple[Any, ...]]:
         """A request, and its arguments as a call of its own."""
         raise NotImplementedError
@@ -231,7 +227,7 @@ class Coalescer:
         """The call has ended as expected: the results lie in the output buffer."""
         now = _now()
         prepared, taken, started = self._prepared, self.taken, self._started
-        pieces = self._messages[taken][1]
+        pieces, join = self._messages[taken][1], prepared.join
         count = taken - self.gone
         waiting: Sequence[int] = range(taken)
         if self.gone:
@@ -247,7 +243,7 @@ class Coalescer:
         for index in waiting:
             turn = self._turns[index]
             if not turn.is_answered:
-                turn.connection.reply_whole(turn, self._answer(index, pieces))
+                turn.connection.reply_whole(turn, join(pieces[index]))
         self._clear()
 
     def ended(self, call: Call | None, result: Any, error: BaseException | None) -> None:
@@ -341,7 +337,7 @@ class Coalescer:
 class RowCoalescer(Coalescer):
     """Of requests whose tensors come with them: side by side, as rows of the same arrays."""
 
-    __slots__ = ("_arrays", "_inputs")
+    __slots__ = ("_arrays", "_inputs", "_only")
 
     def _make_room(self, capacity: int) -> None:
         prepared, arena = self._prepared, self._calls.port.arena
@@ -357,11 +353,17 @@ class RowCoalescer(Coalescer):
             for number, inputs in enumerate(self._inputs):
                 inputs.append(view[number * size : (number + 1) * size])
             found[index] = np.ndarray((capacity * rows, *shape[1:]), dtype, buffer)
+        self._only = prepared.inputs[0] if len(prepared.inputs) == 1 else None
         # By index among the call's inputs.
         self._arrays: list[Any] = [found[index] for index in sorted(found)]
 
     def _fill(self, index: int, prepared: Any, view: memoryview, middle: int) -> None:
-        for input_, (start, stop) in zip(self._inputs[index], prepared.inputs, strict=True):
+        inputs = self._inputs[index]
+        if self._only is not None:  # as of most models: 0.15 us less
+            start, stop = self._only
+            inputs[0][:] = view[middle + start : middle + stop]
+            return
+        for input_, (start, stop) in zip(inputs, prepared.inputs, strict=True):
             input_[:] = view[middle + start : middle + stop]
 
     def _target(self, count: int) -> tuple[ServerFunction, tuple[Any, ...]]:
@@ -385,9 +387,6 @@ class RowCoalescer(Coalescer):
                 pieces.append(frame)
                 pieces.append(view[start + number * size : start + (number + 1) * size])
         return answers
-
-    def _answer(self, index: int, pieces: list[list[Any]]) -> bytes:
-        return self._prepared.join(pieces[index])  # type: ignore[no-any-return]
 
     def _mine(self, index: int) -> slice:
         rows = self._prepared.template.rows

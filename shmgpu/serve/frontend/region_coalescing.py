@@ -26,7 +26,7 @@ _TELLING = np.dtype(np.int64)
 class RegionCoalescer(Coalescer):
     """Of requests with all of their tensors in regions; a result says how large outputs are."""
 
-    __slots__ = ("_expected", "_places", "_rows", "_whose")
+    __slots__ = ("_answers", "_expected", "_places", "_rows", "_whose")
 
     def _make_room(self, capacity: int) -> None:
         size = len(self._prepared.places)
@@ -35,12 +35,14 @@ class RegionCoalescer(Coalescer):
         self._rows = [view[at : at + size] for at in range(0, size * capacity, size)]
         self._places = np.ndarray((capacity, size // _TELLING.itemsize), _TELLING, buffer)
         self._whose: list[Any] = [None] * capacity
+        self._answers: list[list[Any]] = [[] for _ in range(capacity)]
         # By the number of requests: where results lie, and what is expected there.
         self._expected: dict[int, list[tuple[memoryview, bytes]]] = {}
 
     def _fill(self, index: int, prepared: Any, view: memoryview, middle: int) -> None:
         self._rows[index][:] = prepared.places
         self._whose[index] = prepared
+        self._answers[index] = [prepared.first]
 
     def _target(self, count: int) -> tuple[ServerFunction, tuple[Any, ...]]:
         served, template = self.served, self._prepared.template
@@ -59,7 +61,7 @@ class RegionCoalescer(Coalescer):
             start = layout.offsets[index]
             expected.append((view[start : start + count * len(said)], said * count))
         self._expected[count] = expected
-        return []
+        return self._answers
 
     def arrived(self) -> None:
         """As of any, where each request is told what those before it were."""
@@ -72,10 +74,6 @@ class RegionCoalescer(Coalescer):
             for spec, offset in zip(layout.specs, layout.offsets, strict=True)
         ]
         self.ended(None, result, None)
-
-    def _answer(self, index: int, pieces: list[list[Any]]) -> bytes:
-        prepared = self._whose[index]
-        return prepared.join((prepared.first,))  # type: ignore[no-any-return]
 
     def _one(self, index: int) -> tuple[Any, tuple[Any, ...]]:
         prepared = self._whose[index]
