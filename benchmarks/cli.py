@@ -253,7 +253,8 @@ def expected_s(
     for workload in workloads:
         seconds = one_round = 0.0
         for group in workload.groups:
-            each = len(group.probes) * (STARTING_S + max(effort.seconds, group.seconds))
+            round_s = max(effort.seconds, group.seconds)
+            each = sum(STARTING_S + probe.times * round_s for probe in group.probes)
             one_round += each
             seconds += kept.get(f"{workload.name}.{group.name}", each * rounds_of(group, effort))
         total += max(one_round, min(seconds, workload.quick_seconds)) if quick else seconds

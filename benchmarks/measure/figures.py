@@ -68,7 +68,7 @@ class Probe:
     ``run`` takes the seconds to measure for or, with ``counted=True``, a number of repetitions
     that the harness calibrates so that a run takes the round's seconds. It returns one number for
     each quantity in ``units``, or a few words on why it did not measure that one. ``needs`` names
-    modules that must be installed.
+    modules that must be installed; ``times`` says how many times the round's seconds a run takes.
     """
 
     name: str
@@ -76,6 +76,7 @@ class Probe:
     units: Mapping[str, str]
     needs: tuple[str, ...] = ()
     counted: bool = False
+    times: float = 1.0
 
 
 @dataclass(frozen=True)

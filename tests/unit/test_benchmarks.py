@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -237,6 +238,8 @@ def test_how_long_a_run_takes_is_said_from_one_that_was_kept_or_reckoned():
     reckoned = 3 * len(group.probes) * (2.0 + cli.STARTING_S)
     kept = {"work.group": 500.0}
     assert cli.expected_s([work], effort, False, {}) == pytest.approx(reckoned)
+    longer = replace(group, probes=(replace(group.probes[0], times=4.0), *group.probes[1:]))
+    assert cli.expected_s([workload(longer)], effort, False, {}) == pytest.approx(reckoned + 18.0)
     assert cli.expected_s([work], effort, False, kept) == 500.0
     assert cli.expected_s([work], effort, True, kept) == work.quick_seconds
     assert (cli.in_words(40), cli.in_words(600)) == ("40 s", "10 min")
