@@ -12,6 +12,8 @@ from shmgpu.errors import ArenaFull
 from shmgpu.serve.frontend import coalescing, lanes
 from shmgpu.serve.frontend.coalescing import Coalescer, Lane
 from shmgpu.serve.frontend.fast_path import FastPath
+from shmgpu.serve.scheduling.accounting import Accounting
+from shmgpu.serve.state.counters import FIELDS, INDEX
 
 
 class Noting:
@@ -62,6 +64,31 @@ def test_who_leaves_before_the_message_is_sent_cancels_no_call():
     one._left(0)
     one._left(1)
     assert one.gone == 2 and one._calls.port.calls == []
+
+
+def test_who_leaves_before_the_message_is_sent_was_never_counted_as_handed_over():
+    """The count that all see is a whole number of no sign."""
+    one, _ = filling(8)
+    counters = memoryview(np.zeros(len(FIELDS), np.uint64))
+    queue = types.SimpleNamespace(counter=INDEX["pending_0"], pending=0, most=0)
+    served = types.SimpleNamespace(base=0)
+    accounting = Accounting(counters, 100)
+    one._calls.accounting, one._prepared.queue, one.served = accounting, queue, served
+
+    def counts():
+        return accounting.pending, queue.pending, counters[INDEX["pending_0"]]
+
+    for index in range(3):
+        accounting.admit_one(queue)
+        one.taken = index + 1
+        one._left(index)
+    assert counts() == (0, 0, 0) and counters[INDEX["cancel_count"]] == 3
+    accounting.admit_one(queue)
+    one.taken = one._seen = 4
+    one.send()
+    assert counts() == (1, 1, 1)
+    one._left(3)
+    assert counts() == (0, 0, 0) and counters[INDEX["cancel_count"]] == 4
 
 
 def alike(rows=1, most=8, nbytes=64, shape=None, for_model=(), delay=0):

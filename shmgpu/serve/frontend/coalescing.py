@@ -208,7 +208,7 @@ class Coalescer:
                 return
         lane.filling = None
         lane.come_together = self.taken > 1
-        calls.accounting.begin_all(prepared.queue, self.taken)
+        calls.accounting.begin_all(prepared.queue, self.taken - self.gone)
         if self.gone == self.taken:
             self._clear()
             return
@@ -284,7 +284,10 @@ class Coalescer:
         """A client has left; when all have, the call is not wanted any more."""
         accounting = self._calls.accounting
         self.gone += 1
-        accounting.leave(self._prepared.queue)
+        if self._lane.filling is self:
+            accounting.withdraw(self._prepared.queue)
+        else:
+            accounting.leave(self._prepared.queue)
         accounting.cancelled(self.served, self._started[index])
         if self.gone == self.taken and self.call is not None:
             if self._calls.port.cancel(self.call):

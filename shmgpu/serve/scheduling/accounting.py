@@ -124,8 +124,13 @@ class Accounting:
         self.pending += 1
         queue.pending += 1
 
+    def withdraw(self, queue: ModelQueue) -> None:
+        """A request that was admitted has left before it was handed over."""
+        self.pending -= 1
+        queue.pending -= 1
+
     def begin_all(self, queue: ModelQueue, count: int) -> None:
-        """So many that were admitted are handed over; those that have left meanwhile, too."""
+        """So many that were admitted, and have not left meanwhile, are handed over."""
         self.counters[queue.counter] += count
 
     def leave(self, queue: ModelQueue) -> None:
