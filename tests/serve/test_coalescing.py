@@ -112,6 +112,7 @@ def alike(rows=1, most=8, nbytes=64, shape=None, for_model=(), delay=0):
         ({"most": 2}, 2),
         ({"most": 7, "rows": 3}, 2),
         ({"most": 5, "rows": 3}, 0),
+        ({"rows": 0}, 0),
         ({"most": 1 << 20}, lanes.MOST_TOGETHER),
         ({"nbytes": lanes.MOST_BYTES // 2}, 2),
         ({"nbytes": lanes.MOST_BYTES // 2 + 1}, 0),

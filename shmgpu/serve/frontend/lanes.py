@@ -43,7 +43,7 @@ class Lanes:
 def requests_together(prepared: Any) -> int:
     """How many such requests may go as one message; 0: each goes by itself."""
     served, rows, hint = prepared.served, prepared.template.rows, prepared.plan.hint
-    if not served.batch_max_rows or served.description["max_delay_ms"]:
+    if not served.batch_max_rows or not rows or served.description["max_delay_ms"]:
         return 0
     if prepared.template.request.for_model:  # which such a message does not carry
         return 0
