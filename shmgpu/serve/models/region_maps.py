@@ -38,12 +38,13 @@ class _RegionMap:
         self.region = region
         self._writing = -1
         self._written: mmap.mmap | None = None
-        page = self.start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
-        self.before = self.start - page
-        self.page = page
-        self.memory = mmap.mmap(
-            self.reading, self.before + self.size, prot=mmap.PROT_READ, offset=page
-        )
+        self.page = self.start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+        self.before = self.start - self.page
+        try:
+            self.memory = self._mapped(self.reading, mmap.ACCESS_READ)
+        except BaseException:
+            os.close(self.reading)
+            raise
 
     @property
     def writing(self) -> int:
@@ -56,8 +57,18 @@ class _RegionMap:
     def written(self) -> mmap.mmap:
         """A second mapping, for outputs alone."""
         if self._written is None:
-            self._written = mmap.mmap(self.writing, self.before + self.size, offset=self.page)
+            self._written = self._mapped(self.writing, mmap.ACCESS_WRITE)
         return self._written
+
+    def copy_on_write(self) -> mmap.mmap:
+        """A new mapping, in which what is written stays."""
+        return self._mapped(self.reading, mmap.ACCESS_COPY)
+
+    def _mapped(self, descriptor: int, access: int) -> mmap.mmap:
+        try:
+            return mmap.mmap(descriptor, self.before + self.size, access=access, offset=self.page)
+        except ValueError:  # that is more than the file has
+            raise self.shrunk() from None
 
     def check(self) -> None:
         """Refuses a file that has become shorter than what was registered."""
@@ -113,16 +124,7 @@ class RegionMaps:
         number, offset, nbytes = where
         region_map = self._map(number)
         region_map.check()
-        if own:
-            memory = mmap.mmap(
-                region_map.reading,
-                region_map.before + region_map.size,
-                flags=mmap.MAP_PRIVATE,
-                prot=mmap.PROT_READ | mmap.PROT_WRITE,
-                offset=region_map.page,
-            )
-        else:
-            memory = region_map.memory
+        memory = region_map.copy_on_write() if own else region_map.memory
         start = region_map.before + offset
         data = memoryview(memory)[start : start + nbytes]
         try:
@@ -210,7 +212,7 @@ class RegionMaps:
     def _map(self, number: int) -> _RegionMap:
         region_map = self.open.get(number)
         if region_map is None:
-            self.version, state = self.table.read()
+            _, state = self.table.read()  # `refresh` looks at what is gone since its version
             for region in state["regions"].values():
                 if region["number"] == number:
                     region_map = self.open[number] = _RegionMap(region)
