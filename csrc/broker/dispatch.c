@@ -34,8 +34,9 @@ static int has_come(void *glance) {
   return g->ready != 0;
 }
 
-/* As shmi_poll_set_wait(). Whoever got the last answer, and was alone, may soon call again, and
- * would have to wake this process. */
+/* As shmi_poll_set_wait(). Whoever watched for the last answer, and was alone, may soon call again,
+ * and would have to wake this process. Not so who sleeps, or does other things until an answer comes: a
+ * server's worker, whose next call is its client's, and who needs the core. */
 static int await_events(shmi_dispatch_t *d, struct epoll_event *events, int64_t timeout_ns,
                         const sigset_t *mask) {
   if (!d->is_quiet || (timeout_ns >= 0 && timeout_ns < SHMI_SPIN_FOR_NEXT_NS)) {
@@ -95,7 +96,7 @@ int shmi_dispatch_turn(shmi_dispatch_t *d, int64_t timeout_ns, const sigset_t *m
   if (shmi_schedule_queued(d->schedule) > 0) SHMI_FAULT(IN_FUNCTION);
   shmi_dispatch_hand_out(d);
   if (d->dirty != 0) SHMI_FAULT(BEFORE_REPLY);
-  d->is_quiet = d->dirty != 0 && shmi_scoreboard_calls_out() == 0;
+  d->is_quiet = d->is_watched && d->dirty != 0 && shmi_scoreboard_calls_out() == 0;
   shmi_dispatch_flush_replies(d);
   if (d->retiring != 0) shmi_dispatch_close_retired(d);
   if (ready > 0) SHMI_FAULT(AFTER_REPLY);

@@ -96,6 +96,7 @@ static void take_call(shmi_dispatch_t *d, int slot, shmi_frame_t *frame) {
   d->scoreboard->child_stats[slot].submitted++;
   frame->slot = (uint16_t)slot;
   frame->generation = child->generation;
+  d->is_watched = (frame->flags & SHMI_FRAME_WATCHED) != 0;
   frame->flags &= SHMI_FRAME_GANG | SHMI_FRAME_BROADCAST;
   frame->status = 0;
   frame->placement &= expected;

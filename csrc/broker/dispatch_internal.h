@@ -120,7 +120,8 @@ struct shmi_dispatch {
   uint64_t stopped_until_ns; /* nothing has hung since before that */
   int holding;      /* no call is handed out */
   int clearing;     /* slots whose arenas are being cleared */
-  int is_quiet;     /* the last turn answered all calls there were */
+  int is_watched;   /* the latest call: whoever waits for it may call again at once */
+  int is_quiet;     /* the last turn answered it, and all others there were */
   shmi_spin_t spin; /* for the next one, then */
   int is_late;      /* a descriptor or memory was not available: try again soon */
   const shmi_scoreboard_t *scoreboard;

@@ -54,6 +54,11 @@ static uint8_t flags_of(const shm_call_config_t *config) {
   return config->gang ? SHMI_FRAME_GANG : 0;
 }
 
+/* Whether a thread waited for the last lone call itself: then, it is supposed, for this one, too. */
+static uint8_t is_watched(void) {
+  return shmi_port.watches && shmi_port.outstanding == 1 ? SHMI_FRAME_WATCHED : 0;
+}
+
 static void fill_call(shmi_frame_t *frame, const shm_call_config_t *config, uint64_t params,
                       uint64_t sequence, uint64_t deadline_ns) {
   *frame = (shmi_frame_t){.msg = {.func_ptr = (shm_func_t)(uintptr_t)config->function,
@@ -62,7 +67,7 @@ static void fill_call(shmi_frame_t *frame, const shm_call_config_t *config, uint
                           .pool = config->pool,
                           .kind = SHMI_FRAME_CALL,
                           .priority = config->priority,
-                          .flags = flags_of(config),
+                          .flags = flags_of(config) | is_watched(),
                           .rows = config->rows,
                           .batch_key = config->batch_key,
                           .deadline_ns = deadline_ns,

@@ -73,6 +73,7 @@ typedef struct shmi_port {
   int child;
   shmi_spin_t *spins; /* one call is open and a thread waits for it: how to spin for it; else NULL */
   uint64_t lone; /* of a submitted call: no other is open, and none was sent since; else 0 */
+  int watches;   /* whoever led last waited for a lone call; else for several, or did other things */
   shmi_spin_t spin, gang_spin;
   const uint64_t *answered; /* how many of its calls were: the dispatcher counts */
   uint64_t answered_before; /* the lone call that is open was sent */

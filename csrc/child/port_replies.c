@@ -273,6 +273,7 @@ int shmi_port_lead_once(int64_t timeout_ns, int as_drainer) {
   int looks_up = timeout_ns >= 0 || (!as_drainer && shmi_port.heeds);
   int reply_fd = shmi_port.reply_fd, tick_fd = shmi_port.tick_fd;
   shmi_port.leading = 1;
+  shmi_port.watches = spins != NULL;
   pthread_mutex_unlock(&shmi_port.lock);
   int got = 1;
   uint64_t began_ns = spins != NULL ? shmi_clock_ns() : 0;

@@ -13,7 +13,8 @@ int shmi_frame_check_request(const shmi_frame_t *frame, const shmi_frame_bounds_
   }
   if (frame->priority >= SHMI_PRIORITIES) return SHM_EBAD_FRAME;
   if (frame->pool >= bounds->pool_count) return SHM_EBAD_POOL;
-  if ((frame->flags & ~(SHMI_FRAME_GANG | SHMI_FRAME_BROADCAST)) != 0) return SHM_EBAD_FRAME;
+  uint8_t known = SHMI_FRAME_GANG | SHMI_FRAME_BROADCAST | SHMI_FRAME_WATCHED;
+  if ((frame->flags & ~known) != 0) return SHM_EBAD_FRAME;
   if ((frame->flags & SHMI_FRAME_BROADCAST) != 0 && /* it runs alone, everywhere in its pool */
       ((frame->flags & SHMI_FRAME_GANG) != 0 || frame->placement != 0 || frame->batch_key != 0)) {
     return SHM_EBAD_FRAME;

@@ -37,7 +37,8 @@ enum shmi_frame_flag {
   SHMI_FRAME_COMMITTED = 16, /* reply of a gang or a broadcast: what it did stands, whatever the
                                 status */
   SHMI_FRAME_BROADCAST = 32, /* to run once on each helper of the pool; see dispatch_broadcasts.c */
-  SHMI_FRAME_FILE_TO_PASS = 64 /* within the dispatcher: an APPLY's file has not been sent yet */
+  SHMI_FRAME_FILE_TO_PASS = 64, /* within the dispatcher: an APPLY's file has not been sent yet */
+  SHMI_FRAME_WATCHED = 128 /* from a child: a thread waits for this, its only call, as for the last */
 };
 
 enum { SHMI_PRIORITIES = 4 };

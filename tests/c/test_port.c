@@ -6,7 +6,7 @@
 #include <sys/time.h>
 
 #include "base/descriptor.h"
-#include "child/port.h"
+#include "child/port_internal.h"
 #include "ipc/pipe.h"
 #include "ipc/scoreboard.h"
 #include "memory/arena.h"
@@ -194,6 +194,26 @@ static int statuses_come_back(int child) {
 TEST(what_a_helper_answers_reaches_its_caller) {
   open_here(1, 1);
   launch_well(statuses_come_back);
+}
+
+/* Then the dispatcher may watch for its next call; what is drained is no reason to. */
+static int says_that_a_thread_waits(int child) {
+  (void)child;
+  int has_cores = shmi_port.spin.cores > 1;
+  CHECK_EQ(shmi_port.watches, 0);
+  for (int i = 0; i < 2; i++) {
+    expect_row_works();
+    CHECK_EQ(shmi_port.watches, has_cores);
+    submit_row(block_new(ADD_ONE, 1), 0);
+    drain_one();
+    CHECK_EQ(shmi_port.watches, 0);
+  }
+  return 0;
+}
+
+TEST(a_child_knows_whether_a_thread_waited_for_its_last_call_itself) {
+  open_here(1, 1);
+  launch_well(says_that_a_thread_waits);
 }
 
 /* The first word of a binding's block is its length, as the helper reads it. */
