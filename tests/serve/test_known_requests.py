@@ -8,7 +8,7 @@ import types
 import pytest
 
 from shmgpu.serve.frontend import connection, fast_path, json_fast_path
-from shmgpu.serve.frontend.fast_path import FastPath, PreparedRequest
+from shmgpu.serve.frontend.fast_path import FastPath, PreparedRequest, RequestSlot
 from shmgpu.serve.frontend.json_fast_path import JsonFastPath
 
 
@@ -123,6 +123,24 @@ def test_a_connection_asks_the_same_again_as_long_as_that_is_kept(
     asking = types.SimpleNamespace(lately=(b"begin", 8, prepared))
     assert path.take(asking, count) == is_started
     assert started == [len(b"begin")] * is_started
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_memory_of_a_call_is_kept_ready_only_as_long_as_its_request_is_known(is_open):
+    """A connection refers to what it asked last, maybe for hours."""
+    slot, told = object.__new__(RequestSlot), []
+    slot.prepared = types.SimpleNamespace(is_open=is_open, ready=[], slots=1, join=b"".join)
+    slot.block = types.SimpleNamespace(keeper=slot)
+    slot.told, slot.pieces, slot.timer, slot.rows, slot.started_ns = [], [b"answer"], None, 1, 0
+    slot.served = slot.queue = None
+    accounting = types.SimpleNamespace(answered=lambda *counts: None)
+    slot.calls = types.SimpleNamespace(accounting=accounting)
+    client = types.SimpleNamespace(reply_whole=lambda turn, answer: told.append(answer))
+    slot.turn = types.SimpleNamespace(connection=client)
+    slot.arrived()
+    assert told == [b"answer"]
+    assert (slot.prepared.ready, slot.prepared.slots) == ([slot] * is_open, int(is_open))
+    assert (slot.block.keeper is slot) == is_open
 
 
 # ---- slow clients --------------------------------------------------------------------------------

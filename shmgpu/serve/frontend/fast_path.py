@@ -249,7 +249,10 @@ class RequestSlot(Pending):
             self.timer.cancel()
             self.timer = None
         self.call = None
-        self.prepared.ready.append(self)
+        if self.prepared.is_open:
+            self.prepared.ready.append(self)
+        else:  # a connection may have asked for it last, and stay
+            self._leave()
 
     def ended(self, call: Call, result: Any, error: BaseException | None) -> None:
         """It has ended otherwise: from here on it is an ordinary call, and the slot is lost."""
