@@ -73,6 +73,22 @@ def test_what_is_shorter_when_it_is_mapped_first_is_refused_and_not_kept_open(ta
     assert count_open(path) == 0
 
 
+def test_what_becomes_shorter_later_is_refused_also_where_it_still_has_what_is_asked(table, maps):
+    into, path = memoryview(bytearray(8)), table.paths[0]
+    maps.copy(0, 0, into)
+    maps.write((0, 8, 8), into)
+    os.truncate(path, START + SIZE - 1)
+    for use in (
+        lambda: maps.copy(0, 0, into),
+        lambda: maps.read((0, 0, 8), DATATYPES["FP32"], (2,), False),
+        lambda: maps.write((0, 8, 8), into),
+        lambda: maps.output((0, 8, 8), (2,), np.dtype(np.float32), []),
+    ):
+        with pytest.raises(RegionLost, match="has become smaller"):
+            use()
+    assert path.stat().st_size == START + SIZE - 1
+
+
 def test_what_was_unregistered_while_another_was_mapped_is_let_go_of(table, maps):
     first, second = table.paths
     into = memoryview(bytearray(8))

@@ -171,6 +171,7 @@ class RegionMaps:
     def copy(self, number: int, offset: int, into: memoryview) -> None:
         """Copy a part of a region; raises RegionLost when it is gone, or has become smaller."""
         region_map = self._map(number)
+        region_map.check()  # which refuses what is still there, too: as of requests by themselves
         if os.preadv(region_map.reading, [into], region_map.start + offset) != len(into):
             raise region_map.shrunk()
 
