@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
 import types
+import weakref
 
 import numpy as np
 import pytest
@@ -288,3 +290,29 @@ def test_requests_that_differ_in_their_places_alone_share_a_lane():
     mixed = in_regions(served, [(3, 0, 8), (4, 0, 8)])
     mixed.template.pieces = ["in the body"]
     assert known.join(mixed) is None
+
+
+def test_one_for_which_there_is_not_all_of_the_room_gives_back_what_it_had_at_once():
+    """And not when Python's collector comes: the arena is full."""
+
+    class Roomless(Coalescer):
+        def _make_room(self, capacity):
+            rooms.append(weakref.ref(self))
+
+        def _layout(self, count):
+            return types.SimpleNamespace(nbytes=8)
+
+    def allocate(nbytes):
+        raise ArenaFull("full")
+
+    rooms = []
+    arena = types.SimpleNamespace(allocate=allocate)
+    calls = types.SimpleNamespace(port=types.SimpleNamespace(arena=arena))
+    lane = Lane(4, Roomless)
+    prepared = types.SimpleNamespace(is_current=lambda: True, served=None)
+    gc.disable()
+    try:
+        assert lane.open(prepared, calls, None) is None
+        assert [room() for room in rooms] == [None] and lane.count == 0
+    finally:
+        gc.enable()

@@ -136,10 +136,11 @@ class Coalescer:
         self._turns = [Request(None) for _ in range(capacity)]
         for turn in self._turns:
             turn.method = b"POST"
-        self._leave = [partial(self._left, index) for index in range(capacity)]
         self._started = [0] * capacity
         self._make_room(capacity)
         self._output = calls.port.arena.allocate(self._layout(capacity).nbytes)
+        # Only now: what refers to itself would keep the room until Python's collector comes.
+        self._leave = [partial(self._left, index) for index in range(capacity)]
         # By the number of requests: the call, and what each is answered with.
         self._messages: dict[int, tuple[Call, list[list[Any]]]] = {}
         self._timer: Any = None
