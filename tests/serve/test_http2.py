@@ -306,8 +306,10 @@ def lose_none(server, clients):
     servers.end_amid(server, [Loop(server) for _ in range(clients)])
 
 
-def test_an_end_amid_calls_loses_none_that_was_sent():
-    with servers.serving(MODEL, helpers=1, grpc_port=0, grpc_front="nghttp2") as server:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_end_amid_calls_loses_none_that_was_sent(workers):
+    flags = {"grpc_port": 0, "grpc_front": "nghttp2"}
+    with servers.serving(MODEL, helpers=1, workers=workers, **flags) as server:
         lose_none(server, 16)
 
 
@@ -339,7 +341,8 @@ def test_a_client_that_does_not_listen_delays_no_end():
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("time_", range(10))
 def test_ten_ends_in_a_row_lose_none(time_):
-    with servers.serving(MODEL, helpers=2, grpc_port=0, grpc_front="nghttp2") as server:
+    flags = {"grpc_port": 0, "grpc_front": "nghttp2", "workers": 1 + time_ % 2}
+    with servers.serving(MODEL, helpers=2, **flags) as server:
         lose_none(server, 32)
 
 
