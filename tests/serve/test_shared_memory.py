@@ -380,7 +380,7 @@ def test_a_region_is_found_by_name_when_its_worker_is_gone_and_is_no_other_file(
     os.rename(path, f"{path}-moved")
     try:
         pathlib.Path(path).write_bytes(bytes(64))
-        with pytest.raises(regions.RegionLost, match="register it again"):
+        with pytest.raises(regions.RegionLost, match="unregister it, and register it again"):
             regions.open_region(entry, os.O_RDONLY)
     finally:
         os.replace(f"{path}-moved", path)

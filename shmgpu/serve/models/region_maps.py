@@ -80,7 +80,7 @@ class _RegionMap:
         """What there is to say of such a file."""
         return RegionLost(
             f"shared memory region {self.region['name']!r} has become smaller than it was when "
-            "it was registered: register it again"
+            "it was registered: unregister it, and register it again"
         )
 
     def close(self) -> None:

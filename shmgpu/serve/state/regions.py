@@ -52,7 +52,7 @@ def open_region(region: dict[str, Any], flags: int) -> int:
         os.close(descriptor)
     raise RegionLost(
         f"shared memory region {region['name']!r} is not there any more, or cannot be "
-        f"{'written to' if flags & os.O_RDWR else 'read'}: register it again"
+        f"{'written to' if flags & os.O_RDWR else 'read'}: unregister it, and register it again"
     )
 
 
