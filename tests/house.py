@@ -32,6 +32,7 @@ shmgpu                              any
 callbacks                           parent
 
 base/clock                          any
+base/cores                          any
 base/status                         any
 base/error_detail                   any
 base/fault                          any

@@ -3,13 +3,13 @@
 
 #include <errno.h>
 #include <linux/futex.h>
-#include <sched.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/cores.h"
 #include "base/fault.h"
 #include "ipc/scoreboard.h"
 #include "memory/arena.h"
@@ -37,25 +37,12 @@ static struct {
   shmi_gang_line_t *line;
 } me = {.helper = -1};
 
-static int cores_allowed(void) {
-  cpu_set_t set;
-  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
-
-static inline void relax(void) {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  __asm__ volatile("yield");
-#endif
-}
-
 /* ---- the gang that runs ---- */
 
 void shmi_meet_open(int helper) {
   memset(&me, 0, sizeof me);
   me.helper = helper;
-  me.cores = cores_allowed();
+  me.cores = shmi_cores_allowed();
   me.line = shmi_gang_line(helper);
 }
 
@@ -164,7 +151,7 @@ static int spin(wish_t *wish) {
         me.in_vain = 0;
         return 1;
       }
-      relax();
+      shmi_cores_relax();
     }
   } while (!is_aborted() && shmi_clock_ns() < end_ns);
   if (me.in_vain < TRUST) me.in_vain++;
@@ -320,7 +307,7 @@ int shmi_meet_commit(void) {
   atomic_store_explicit(&me.line->waits_to_read, 1, memory_order_relaxed);
   if (state == SHM_GANG_RUNNING) atomic_store(&me.line->waiting_for, others);
   for (int look = 0; state == SHM_GANG_RUNNING && me.cores >= member->size && look < 1000; look++) {
-    relax();
+    shmi_cores_relax();
     state = shmi_gang_fate(member->ticket).state;
   }
   while (state == SHM_GANG_RUNNING) {

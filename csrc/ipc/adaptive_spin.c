@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include "base/clock.h"
+#include "base/cores.h"
 #include "ipc/scoreboard.h"
 
 enum {
@@ -20,21 +21,8 @@ static int is_forbidden;
 
 void shmi_spin_allow(int allowed) { is_forbidden = !allowed; }
 
-static int cores_allowed(void) {
-  cpu_set_t set;
-  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
-
-static inline void relax(void) {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  __asm__ volatile("yield");
-#endif
-}
-
 void shmi_spin_open(shmi_spin_t *spin, uint64_t longest_ns) {
-  *spin = (shmi_spin_t){.cores = is_forbidden ? 0 : cores_allowed(), .longest_ns = longest_ns};
+  *spin = (shmi_spin_t){.cores = is_forbidden ? 0 : shmi_cores_allowed(), .longest_ns = longest_ns};
 }
 
 void shmi_spin_learn(shmi_spin_t *spin, uint64_t waited_ns) {
@@ -82,7 +70,7 @@ int shmi_spin(shmi_spin_t *spin, int looks, int (*is_here)(void *), void *what) 
         spin->skip /= 2;
         return 1;
       }
-      relax();
+      shmi_cores_relax();
     }
     sched_yield(); /* the process that is waited for may be waiting for this core */
     const uint64_t before_ns = now_ns;
