@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 import math
-import os
-import signal
 import socket
 import struct
 
-
-@contextlib.contextmanager
-def stopped(worker):
-    """Meanwhile it reads nothing, so that it will read all of it in one turn."""
-    os.kill(worker, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(worker, signal.SIGCONT)
+from serve import servers
 
 
 class Client:
@@ -125,7 +114,7 @@ class Crowd:
 
     def send(self, values, leavers=()):
         """Ask for one value each; the leavers are gone before the worker has read anything."""
-        with stopped(self.worker):
+        with servers.stopped(self.worker):
             for client, value in zip(self.clients, values, strict=True):
                 client.send(struct.pack("<ff", value, value) * self.rows)
             self.leave(leavers)
@@ -144,3 +133,8 @@ class Crowd:
             status, _, data = client.answer()
             answers.append((status, struct.unpack(f"<{len(data) // 4}f", data)))
         return answers
+
+
+def calls(server):
+    """That the dispatcher has taken, so far."""
+    return server.samples()["shmgpu_calls_total", frozenset()]

@@ -176,6 +176,16 @@ def tensor(name: str, array: Any, datatype: str) -> Any:
     return made
 
 
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """A process that does nothing during the block; what came meanwhile it finds at once."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
 def end_amid(server: Server, loops: Sequence[Any]) -> None:
     """SIGTERM while threads ask in turn: nothing that they sent is lost."""
     until(lambda: all(one.answered > 20 for one in loops), "they ask")

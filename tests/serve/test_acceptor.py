@@ -111,16 +111,6 @@ def held(place, count):
         yield [open_ones.enter_context(place.answer(one)) for one in made]
 
 
-@contextlib.contextmanager
-def stopped(pid):
-    """A process that does nothing during the block."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-
 @pytest.mark.parametrize("kind", ["tcp", "unix", "tls"])
 def test_connections_opened_at_once_are_shared_out(tmp_path, kind):
     with served(kind, tmp_path) as place:
@@ -138,7 +128,7 @@ def test_connections_opened_at_once_are_shared_out(tmp_path, kind):
 def test_a_worker_that_sleeps_keeps_nobody_waiting_and_gets_its_share_when_it_wakes(tmp_path):
     with served("tcp", tmp_path) as place, contextlib.ExitStack() as open_ones:
         first, second = place.server.children()[-2:]
-        with stopped(second):
+        with servers.stopped(second):
             open_ones.enter_context(held(place, 40))
             assert place.until_there_are(40) == [40, 0], (first, second)
         for _ in range(60):
@@ -175,7 +165,7 @@ def test_a_worker_that_drains_takes_no_connections_and_the_other_does(tmp_path):
         workers = place.server.children()[-2:]
         os.kill(workers[drained], signal.SIGTERM)
         servers.until(lambda: not place.numbers("is_accepting")[drained], "its listener is closed")
-        with stopped(workers[1 - drained]):
+        with servers.stopped(workers[1 - drained]):
             made = [open_ones.enter_context(place.connect()) for _ in range(20)]
             time.sleep(0.1)  # in which the one that drains could take them
         for one in made:

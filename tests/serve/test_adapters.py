@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import pathlib
-import signal
 import subprocess
 import sys
 import types
@@ -261,15 +260,12 @@ def test_requests_run_as_one_where_the_first_axis_is_open(server, triton):
     before, helper = counted(), server.children()[0]
     http = client.InferenceServerClient(server.address, concurrency=16)
     with contextlib.closing(http):
-        os.kill(helper, signal.SIGSTOP)  # so that they wait, and for one another
-        try:
+        with servers.stopped(helper):  # so that they wait, and for one another
             waiting = [
                 http.async_infer("exported", [servers.tensor("images", rows_of(1), "FP32")])
                 for _ in range(16)
             ]
             servers.until(lambda: counted()["pending"] == 16, "all of them wait")
-        finally:
-            os.kill(helper, signal.SIGCONT)
         for one in waiting:
             one.get_result()
     after = counted()

@@ -36,7 +36,7 @@ def under_way(count, is_cancelled):
     one._lane = lane = Lane(count, Coalescer)
     lane.count = lane.users = 1
     one._calls = types.SimpleNamespace(accounting=Noting(), port=Noting(("cancel", is_cancelled)))
-    one.served, one._started = None, [0] * count
+    one.served, one._started, one._leave = None, [0] * count, []
     one._messages = {count: (types.SimpleNamespace(keeper=one), [])}
     one._timer = Noting()
     one.call, one.taken, one.gone = object(), count, 0
@@ -197,7 +197,6 @@ def test_a_request_goes_with_others_where_there_are_some_or_were_just_now(
 def test_a_lane_that_nobody_uses_keeps_nothing_ready():
     one = under_way(2, True)
     lane, (call, _) = one._lane, one._messages[2]
-    one._leave = []
     one._clear()
     assert lane.empty == [one] and lane.count == 1
     lane.leave()
@@ -207,7 +206,6 @@ def test_a_lane_that_nobody_uses_keeps_nothing_ready():
 def test_what_is_under_way_when_the_last_user_leaves_is_not_kept_either():
     one = under_way(2, True)
     lane, (call, _) = one._lane, one._messages[2]
-    one._leave = []
     lane.leave()
     assert lane.count == 1 and call.keeper is one
     one._clear()

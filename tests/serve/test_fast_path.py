@@ -10,7 +10,7 @@ import struct
 import numpy as np
 import pytest
 from serve import servers
-from serve.alike import Client, Crowd, RegionClient
+from serve.alike import Client, Crowd, RegionClient, calls
 
 MODEL = """
 import itertools
@@ -401,11 +401,6 @@ def test_parameters_of_answers_reach_each_of_those_that_came_together(server):
             own = 100 * turn + 100 + number
             assert (struct.unpack("<ff", data), answer["parameters"]) == ((own, own), {"own": own})
     assert "parameters" not in crowd.clients[0].ask(struct.pack("<ff", 1, 1))[1]
-
-
-def calls(server):
-    """That the dispatcher has taken, so far."""
-    return server.samples()["shmgpu_calls_total", frozenset()]
 
 
 @pytest.mark.parametrize("leavers", [set(), {3, 4, 11}, set(range(CROWD))])

@@ -10,7 +10,7 @@ import struct
 
 import pytest
 from serve import servers
-from serve.alike import Crowd, OwnRegionClient, stopped
+from serve.alike import Crowd, OwnRegionClient, calls
 
 MODEL = """
 import numpy as np
@@ -91,11 +91,6 @@ def crowd_of(server):
         yield make
 
 
-def calls(server):
-    """That the dispatcher has taken, so far."""
-    return server.samples()["shmgpu_calls_total", frozenset()]
-
-
 @pytest.mark.parametrize(("model", "rows"), [("double", 1), ("double", 2), ("tensors", 1)])
 def test_each_of_those_that_came_together_gets_its_own(server, crowd_of, model, rows):
     crowd = crowd_of(model, rows)
@@ -127,7 +122,7 @@ def test_a_region_that_is_not_what_it_was_costs_its_client_alone(server, crowd_o
     for number, what in lost.items():
         os.truncate(f"/dev/shm/tests-{crowd.clients[number].name}-{what}-{os.getpid()}", 0)
     for _ in range(3):
-        with stopped(crowd.worker):
+        with servers.stopped(crowd.worker):
             for number, client in enumerate(crowd.clients):
                 if number not in lost:
                     client.given[:] = struct.pack("<ff", number, number)
@@ -201,7 +196,7 @@ def test_over_grpc_too(server):
         for turn in range(6):
             for number, memory in enumerate(given):
                 memory[:] = struct.pack("<ff", turn, number)
-            with stopped(server.children()[-1]):
+            with servers.stopped(server.children()[-1]):
                 for x, y in zip(inputs, outputs, strict=True):
                     client.async_infer(
                         "double", [x], lambda result, error: errors.put(error), outputs=[y]
