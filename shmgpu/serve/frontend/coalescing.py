@@ -87,13 +87,9 @@ class Lane:
         """One user less; after the last one, what no request uses is released at once."""
         self.users -= 1
         if not self.users:
-            self.release()
-
-    def release(self) -> None:
-        """Release the coalescers that no request uses."""
-        for coalescer in self.empty:
-            coalescer.close()
-        self.empty.clear()
+            for coalescer in self.empty:
+                coalescer.close()
+            self.empty.clear()
 
 
 def _rows(result: Any, mine: slice) -> Any:
@@ -275,7 +271,7 @@ class Coalescer:
                 self._calls.ended(one, part, error)
 
     def close(self) -> None:
-        """Release the memory; no request uses it."""
+        """It takes no more requests; its memory is free when no call uses it."""
         for call, _ in self._messages.values():
             call.keeper = None
         self._leave.clear()
@@ -306,9 +302,7 @@ class Coalescer:
     def _give_up(self) -> None:
         """The memory may still be written to: the coalescer is not used again."""
         self._ended()
-        for call, _ in self._messages.values():
-            call.keeper = None
-        self._lane.count -= 1
+        self.close()
 
     def _ended(self) -> None:
         self.call = None

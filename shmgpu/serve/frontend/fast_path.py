@@ -436,7 +436,7 @@ class FastPath(PreparedRequests):
         if lately is not None:  # most clients ask the same again
             begin, size, again = lately
             if size == count and self._text.startswith(begin):
-                if type(again) is not PreparedRequest:
+                if type(again) is not PreparedRequest:  # a function of another fast path
                     if again(connection, count):
                         return True
                 elif again.is_open and self._may_start(again):

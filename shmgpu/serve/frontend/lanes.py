@@ -12,7 +12,12 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from shmgpu.serve.frontend.coalescing import Lane, RowCoalescer
-from shmgpu.serve.frontend.region_coalescing import RegionCoalescer, most_bytes, places_of
+from shmgpu.serve.frontend.region_coalescing import (
+    RegionCoalescer,
+    most_bytes,
+    places_of,
+    shapes_of,
+)
 
 MOST_TOGETHER = 32  # requests
 MOST_BYTES = 1 << 18  # of a coalescer's rows, inputs and outputs each
@@ -27,8 +32,11 @@ class Lanes:
     def join(self, prepared: Any) -> Lane | None:
         """The lane of a prepared request that has its first answer; None: each goes by itself."""
         lane = None
+        in_regions = prepared.template.uses_regions
+        if in_regions:
+            prepared.places = places_of(prepared)
         capacity = requests_together(prepared)
-        if capacity and prepared.template.uses_regions:
+        if capacity and in_regions:
             key = _kind_of(prepared, capacity)
             lane = self._shared.get(key)
             if lane is None:
@@ -48,20 +56,21 @@ def requests_together(prepared: Any) -> int:
     if prepared.template.request.for_model:  # which such a message does not carry
         return 0
     if prepared.template.uses_regions:
-        prepared.places = places_of(prepared)
-        largest = most_bytes(prepared) if prepared.places else MOST_BYTES
+        if not prepared.places:
+            return 0
+        largest = most_bytes(prepared)
     elif all(spec.shape and spec.shape[0] == rows for spec in hint.specs):
         largest = max(sum(end - start for start, end in prepared.inputs), hint.nbytes)
     else:
-        largest = MOST_BYTES
+        return 0
     most = min(MOST_TOGETHER, served.batch_max_rows // rows, MOST_BYTES // max(largest, 1))
     return most if most > 1 else 0
 
 
 def _kind_of(prepared: Any, capacity: int) -> tuple[Any, ...]:
     """What requests in regions have in common that may go as one message."""
-    shapes = tuple(tuple(one["shape"]) for one in prepared.template.args[2:])
-    told = tuple((index, said) for (index, *_), (*_, said) in _outputs(prepared))
+    wanted = [index for index, *_ in prepared.template.wanted]
+    told = [said for *_, said in prepared.told]
     return (
         prepared.served,
         prepared.queue,
@@ -69,10 +78,6 @@ def _kind_of(prepared: Any, capacity: int) -> tuple[Any, ...]:
         prepared.call_priority,
         prepared.version,
         capacity,
-        shapes,
-        told,
+        shapes_of(prepared.template),
+        *zip(wanted, told, strict=True),
     )
-
-
-def _outputs(prepared: Any) -> Any:
-    return zip(prepared.template.wanted, prepared.told, strict=True)

@@ -46,8 +46,8 @@ class RegionCoalescer(Coalescer):
 
     def _target(self, count: int) -> tuple[ServerFunction, tuple[Any, ...]]:
         served, template = self.served, self._prepared.template
-        shapes = tuple(tuple(one["shape"]) for one in template.args[2:])
-        return served.gathered(template.rows), (served.number, shapes, self._places[:count])
+        args = served.number, shapes_of(template), self._places[:count]
+        return served.gathered(template.rows), args
 
     def _layout(self, count: int) -> TreeLayout:
         hint = self._prepared.hint
@@ -87,6 +87,11 @@ class RegionCoalescer(Coalescer):
         if any(row[0] == LOST for row in rows):
             return None
         return rows[0] if len(rows) == 1 else tuple(rows)
+
+
+def shapes_of(template: RequestTemplate) -> tuple[tuple[int, ...], ...]:
+    """The shape of each input of a request with all of its tensors in regions."""
+    return tuple(tuple(one["shape"]) for one in template.args[2:])
 
 
 def places_of(prepared: Any) -> bytes:

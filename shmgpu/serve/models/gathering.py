@@ -80,23 +80,23 @@ def scatter(
         Of each output int64, a row for each request: its bytes, and its shape. See ``LOST``.
     """
     begin = PLACE * len(model.taken)
-    checked: set[int] = set()
+    lost = [index for index in range(len(requests)) if index not in there]
     told = []
     for which, (declared, output) in enumerate(zip(model.outputs, outputs, strict=True)):
         shape, data = conversion.encoded(model, declared, output)
         if len(shape) != len(declared.shape):  # which is for the worker to refuse
             return unlike(model, len(requests), ALONE)
         size, at = data.nbytes // len(there), begin + which * PLACE
-        rows: Array = np.empty((len(requests), 1 + len(shape)), np.int64)
-        rows[...] = (size, shape[0] // len(there), *shape[1:])
-        if len(there) < len(requests):
-            rows[[index for index in range(len(requests)) if index not in there]] = LOST
         for number, index in enumerate(there):
             where = requests[index][at : at + PLACE]
             try:
-                maps.write(where, data[number * size : (number + 1) * size], checked)
+                maps.write(where, data[number * size : (number + 1) * size])
             except RegionLost:
-                rows[index] = LOST
+                lost.append(index)
+        rows: Array = np.empty((len(requests), 1 + len(shape)), np.int64)
+        rows[...] = (size, shape[0] // len(there), *shape[1:])
+        if lost:
+            rows[lost] = LOST
         told.append(rows)
     return told
 

@@ -175,25 +175,11 @@ class RegionMaps:
         if os.preadv(region_map.reading, [into], region_map.start + offset) != len(into):
             raise region_map.shrunk()
 
-    def write(
-        self, where: Sequence[int], data: memoryview, checked: set[int] | None = None
-    ) -> None:
-        """Put an output there.
-
-        Args:
-            where: its region, offset and bytes.
-            data: the output.
-            checked: numbers of regions that have just been looked at; that of this one is added.
-
-        Raises:
-            RegionLost: the region is gone, or too small.
-        """
+    def write(self, where: Sequence[int], data: memoryview) -> None:
+        """Put an output at a region, offset and bytes; RegionLost when it is gone or too small."""
         number, offset, nbytes = where
         region_map = self._map(number)
-        if checked is None or number not in checked:
-            region_map.check()
-            if checked is not None:
-                checked.add(number)
+        region_map.check()
         if data.nbytes > nbytes:
             raise RegionLost(
                 f"an output has {data.nbytes} bytes, and its part of shared memory region "

@@ -80,6 +80,13 @@ class LoadedModel:
         self.is_plain = not any(self.arriving)
         self.placed: dict[tuple[Any, ...], tuple[tuple[int, ...], np.dtype[Any]]] = {}
 
+    @property
+    def told(self) -> dict[str, Any]:
+        """Parameters of the answer, as its function gave them last."""
+        helper: Any = self.helper
+        found: dict[str, Any] = helper.response.parameters
+        return found
+
     def remember(self, inputs: Sequence[Any], output: Any) -> None:
         """Note an output that went to a region, so that the next one can be made there at once."""
         if type(output) is not np.ndarray or self.model.outputs[0].datatype == "BF16":
@@ -267,15 +274,14 @@ class ModelStore:
             inputs = loaded.taken(inputs)
         begun = _now()
         outputs, rows, ended = self._execute(loaded, context, (*first, *inputs), inputs, expected)
-        told = loaded.helper.response.parameters  # type: ignore[attr-defined]
         if targets and outputs is expected:
             outputs = _told(outputs.shape, outputs.nbytes)
         elif targets:
             made, outputs = outputs, self._placed(model, outputs, targets)
             loaded.remember(inputs, made)
-        if told:
-            outputs = pack(outputs, told, f"model {model.name!r}", rows)
-        self._count(loaded, rows, requests, (started, begun, ended))
+        if loaded.told:
+            outputs = pack(outputs, loaded.told, f"model {model.name!r}", rows)
+        self._count(loaded, rows, self.helper.calls * requests, (started, begun, ended))
         return outputs
 
     def run_gathered(
@@ -291,8 +297,7 @@ class ModelStore:
 
         Returns:
             For each output an int64 array with a row for each request: the output's bytes, and its
-            shape. Instead of the bytes `LOST` or `ALONE`: that request must be
-            sent by itself.
+            shape. Instead of the bytes `LOST` or `ALONE`: that request must be sent by itself.
         """
         started = _now()
         self.region_maps.refresh()
@@ -308,12 +313,12 @@ class ModelStore:
             ]
             begun = _now()
             outputs, rows, ended = self._execute(loaded, NO_REQUEST, inputs, inputs, None)
-            if loaded.helper.response.parameters:  # type: ignore[attr-defined]
+            if loaded.told:
                 told = gathering.unlike(model, len(requests), ALONE)
             else:
                 made = [outputs] if len(model.outputs) == 1 else outputs
                 told = gathering.scatter(self.region_maps, model, made, requests, there)
-            self._count(loaded, rows, 1, (started, begun, ended), len(there))
+            self._count(loaded, rows, len(there), (started, begun, ended))
         return told[0] if len(told) == 1 else tuple(told)
 
     def _execute(
@@ -331,7 +336,7 @@ class ModelStore:
         model = loaded.model
         rows = conversion.rows_of(model, inputs)
         own: Any = loaded.helper
-        own.response.parameters.clear()  # of a warm-up, or of a call that has failed
+        loaded.told.clear()  # of a warm-up, or of a call that has failed
         if loaded.graphs is not None:
             outputs, fate = loaded.graphs.run(inputs)
             self.counters[loaded.base + _FATES[fate]] += 1
@@ -349,16 +354,10 @@ class ModelStore:
         return conversion.in_order(model, result, rows), rows, ended
 
     def _count(
-        self,
-        loaded: LoadedModel,
-        rows: int | None,
-        requests: int,
-        times: tuple[int, int, int],
-        calls: int = 0,
+        self, loaded: LoadedModel, rows: int | None, calls: int, times: tuple[int, int, int]
     ) -> None:
-        """Count a run: when it started, the model began and ended; 0 calls: what the helper has."""
+        """Count a run for so many requests: when it started, and the model began and ended."""
         started, begun, ended = times
-        calls = calls or self.helper.calls * requests
         base, counters = loaded.base, self.counters
         counters[base + _EXEC_COUNT] += 1
         counters[base + _EXEC_REQUESTS] += calls
