@@ -23,7 +23,7 @@ from typing import (
 from shmgpu import core
 from shmgpu.child import quick, runtime
 from shmgpu.child.arguments import NO_TIMEOUT, CallOptions, timeout_of
-from shmgpu.child.futures import CallFuture, Started, readers
+from shmgpu.child.futures import CallFuture, Started
 from shmgpu.child.gang_calls import GangCall
 from shmgpu.child.plans import PlanTable
 from shmgpu.child.quick import QuickFunction
@@ -331,7 +331,7 @@ def _aio(
     ticket = started._ticket = port.submit(target, args, kwargs, settings, started, False)
     if port.transport.immediate:
         return started
-    readers.look_after(loop, port)
+    started.reader.look_after(loop, port)
     timeout = timeout_of(target, settings)
     if timeout is not None:
         started.expire_in(timeout)

@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from shmgpu import core
@@ -247,72 +247,91 @@ class CallFuture(concurrent.futures.Future[R]):
                 logger.exception("exception calling callback for %r", self)
 
 
-class LoopReaders:
-    """For each event loop: which calls wait in it; while any do, it watches the port."""
+class LoopReader:
+    """What one event loop looks at.
+
+    It goes on looking for a moment after the last call that waited in it: most callers soon make
+    their next, and to stop and begin again takes four system calls.
+
+    Attributes:
+        waiting: the calls that wait in it.
+        is_at_work: whether its own callback reads replies now. Only then may a call be ended at
+            once in the loop's thread. A signal handler runs in that thread, too. If it ended a
+            call, nothing would wake a sleeping loop; and if it removed a reader, a callback that
+            the loop is about to run would be lost.
+    """
+
+    __slots__ = ("_descriptors", "_looks", "_port", "is_at_work", "waiting")
 
     def __init__(self) -> None:
-        self.waiting: dict[asyncio.AbstractEventLoop, set[object]] = {}
-        self.watched: dict[asyncio.AbstractEventLoop, tuple[int, ...]] = {}  # may be closed since
-        # Event loops whose own callback reads replies now. Only then may a call be ended at once in
-        # their thread. A signal handler runs in that thread, too. If it ended a call, nothing would
-        # wake a sleeping loop; and if it removed a reader, a callback that the loop is about to run
-        # would be lost.
-        self.at_work: set[asyncio.AbstractEventLoop] = set()
-        self.looking: set[weakref.ref[asyncio.AbstractEventLoop]] = set()
-        self.turns = 0  # of those who awaited a call whose answer was near
+        self.waiting: set[Started[Any]] = set()
+        self.is_at_work = False
+        self._port: weakref.ref[Port] | None = None  # whose replies are read
+        self._descriptors: tuple[int, ...] = ()
+        self._looks = False  # a look after calls that nobody awaits is due
 
-    def enter(self, loop: asyncio.AbstractEventLoop, port: Port, handler: object) -> None:
-        """A call of that handler waits in it."""
-        if loop not in self.waiting:
-            # Its readers are gone with it, and so are those who waited.
-            for other in list(self.waiting):
-                if other.is_closed():
-                    self.forget(other)
-        self.waiting.setdefault(loop, set()).add(handler)
-        if loop not in self.watched:
-            descriptors = port.transport.descriptors()
+    def enter(self, loop: asyncio.AbstractEventLoop, port: Port, one: Started[Any]) -> None:
+        """A call waits in it."""
+        self.waiting.add(one)
+        if self._port is None or self._port() is not port:
+            self._stop(loop)
+            descriptors = self._descriptors = port.transport.descriptors()
             for descriptor in descriptors:
-                loop.add_reader(descriptor, self.read, loop, port)
-            self.watched[loop] = descriptors
+                loop.add_reader(descriptor, self._read, port)
+            self._port = weakref.ref(port)
 
     def look_after(self, loop: asyncio.AbstractEventLoop, port: Port) -> None:
         """Have the loop read, before long, the replies of calls that nobody awaits."""
-        if weakref.ref(loop) not in self.looking:
-            loop.call_later(LOOK_S, self.look, loop, port)
-            self.looking.add(weakref.ref(loop, self.looking.discard))
+        if not self._looks:
+            loop.call_later(LOOK_S, self._look, loop, port)
+            self._looks = True
 
-    def look(self, loop: asyncio.AbstractEventLoop, port: Port) -> None:
+    def _look(self, loop: asyncio.AbstractEventLoop, port: Port) -> None:
         """The loop's own callback: they may have come."""
-        self.looking.discard(weakref.ref(loop))
-        if port.outstanding:
-            self.read(loop, port)
+        self._looks = False
+        if not self.waiting:
+            self._stop(loop)
+        if port.outstanding or self.waiting:
+            self._read(port)
+            for one in list(self.waiting):
+                one.rouse()  # an exception may have struck whoever ended it
             self.look_after(loop, port)
 
-    def read(self, loop: asyncio.AbstractEventLoop, port: Port) -> None:
+    def _read(self, port: Port) -> None:
         """The loop's own callback: replies have come."""
         try:
-            self.at_work.add(loop)
+            self.is_at_work = True
+            if len(self.waiting) == 1:
+                for one in self.waiting.copy():
+                    if one.take_end():
+                        return
             port.poll()
         finally:
-            self.at_work.discard(loop)
+            self.is_at_work = False
 
-    def leave(self, loop: asyncio.AbstractEventLoop, handler: object) -> None:
-        """It waits no more; does nothing the second time."""
-        waiting = self.waiting.get(loop)
-        if waiting is None:
-            return
-        waiting.discard(handler)
-        if waiting:
-            return
-        for descriptor in self.watched.get(loop, ()):
+    def _stop(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Nothing waits in it any more, or it is to look at another port."""
+        self._port = None
+        for descriptor in self._descriptors:
             if descriptor >= 0 and not loop.is_closed():
                 loop.remove_reader(descriptor)
-        self.forget(loop)
+        self._descriptors = ()
 
-    def forget(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Nothing waits in it any more, or it is closed."""
-        self.watched.pop(loop, None)
-        self.waiting.pop(loop, None)
+
+class LoopReaders:
+    """The reader of each event loop that has had a call."""
+
+    def __init__(self) -> None:
+        self.by_loop: dict[weakref.ref[asyncio.AbstractEventLoop], LoopReader] = {}
+        self.turns = 0  # of those who awaited a call whose answer was near
+
+    def of(self, loop: asyncio.AbstractEventLoop) -> LoopReader:
+        """That loop's."""
+        found = self.by_loop.get(weakref.ref(loop))
+        if found is None:
+            key = weakref.ref(loop, lambda gone: self.by_loop.pop(gone, None))
+            found = self.by_loop.setdefault(key, LoopReader())
+        return found
 
 
 readers = LoopReaders()
@@ -358,6 +377,7 @@ class Started(Coroutine[Any, Any, R]):
     _exception: BaseException | None = None
     _unseen: _Unseen | None = None
     _made: Any = None  # the loop's future; ENDED: the end came before anybody wanted one
+    _woken: Any = None  # by the end, if that comes while it is awaited: a future without a value
     _ticket: Ticket | None = None
     _timer: asyncio.TimerHandle | None = None
     _steps: Generator[Any, None, R] | None = None
@@ -365,6 +385,7 @@ class Started(Coroutine[Any, Any, R]):
     def __init__(self, loop: asyncio.AbstractEventLoop, port: Port) -> None:
         self._loop = loop
         self._port = port
+        self.reader = readers.of(loop)
 
     # ---- as a handler of the port ----
 
@@ -377,18 +398,36 @@ class Started(Coroutine[Any, Any, R]):
         if vars(self).setdefault("_made", ENDED) is ENDED:
             if self._ticket is not None:
                 self._ticket.handler = None
+            if self._woken is not None:
+                self._tell(self.rouse)
             return
         self._has_seen()
+        self._tell(self._set, result, error)
+
+    def _tell(self, what: Callable[..., None], *args: Any) -> None:
+        """Have the loop do that, at once if this is a callback of its own."""
         import asyncio  # already imported by whoever runs a loop
 
-        at_once = self._port.transport.immediate or self._loop in readers.at_work
+        at_once = self._port.transport.immediate or self.reader.is_at_work
         if at_once and asyncio._get_running_loop() is self._loop:
-            self._set(result, error)
+            what(*args)
         else:
-            try:
-                self._loop.call_soon_threadsafe(self._set, result, error)
-            except RuntimeError:  # the loop is closed: nobody will ever ask
-                readers.forget(self._loop)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody will ever ask
+                self._loop.call_soon_threadsafe(what, *args)
+
+    def rouse(self) -> None:
+        """Whoever awaits it goes on, if it has ended."""
+        if self._made is ENDED and self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
+
+    def take_end(self) -> bool:
+        """In a callback of the loop: whether its end was there, in one look, and is told."""
+        ticket = self._ticket
+        if self._woken is None or ticket is None or ticket.ready is None:
+            return False
+        self._port.await_end(ticket, core.GLANCE)
+        self.rouse()
+        return self._made is ENDED
 
     def _set(self, result: Any, error: BaseException | None) -> None:
         """Tell the loop's future. May be called again where something broke it off."""
@@ -397,10 +436,7 @@ class Started(Coroutine[Any, Any, R]):
         _fulfil(self._made, result, error)
         if self._ticket is not None:
             self._ticket.handler = None
-        if not self._port.transport.immediate:
-            # After whoever waits has gone on: with the next call, most likely, for which the loop
-            # then watches the port already. To stop and begin takes four system calls.
-            self._loop.call_soon(readers.leave, self._loop, self)
+        self.reader.waiting.discard(self)
 
     # ---- as whoever waits sees it ----
 
@@ -412,7 +448,7 @@ class Started(Coroutine[Any, Any, R]):
             made = own.setdefault("_made", self._loop.create_future())
             if made is not ENDED:
                 made.add_done_callback(self._has_ended)
-                readers.enter(self._loop, self._port, self)
+                self.reader.enter(self._loop, self._port, self)
         future: asyncio.Future[R] = self._late_future() if made is ENDED else made
         return future
 
@@ -425,11 +461,13 @@ class Started(Coroutine[Any, Any, R]):
         return own["_late"]
 
     def give_up(self) -> None:
-        """Nobody wants it any more."""
-        if self._ticket is not None:
-            self._port.cancel(self._ticket)
+        """Nobody wants it any more; who awaits it all the same learns that."""
+        if self._ticket is not None and self._port.cancel(self._ticket):
+            self.ended(self._ticket.call, None, core.error_of(core.ECANCELLED))
 
     def _has_ended(self, done: asyncio.Future[R]) -> None:
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
         if done.cancelled() and self._ticket is not None and self._port.cancel(self._ticket):
             self._set(None, None)
 
@@ -468,6 +506,21 @@ class Started(Coroutine[Any, Any, R]):
                     raise
             if self._made is None:
                 self._port.await_end(ticket, core.GLANCE)
+        if self._made is None and self._woken is None and ticket is not None:
+            self._woken = woken = self._loop.create_future()
+            self.reader.enter(self._loop, self._port, self)
+            try:
+                if self._made is None:
+                    yield from woken
+            except GeneratorExit:  # others may await it still
+                if self._made is None:
+                    self.give_up()
+                raise
+            except BaseException:
+                self.give_up()
+                raise
+            finally:
+                self.reader.waiting.discard(self)
         if self._made is not ENDED:
             return (yield from self.future())
         if self._exception is not None:

@@ -78,15 +78,19 @@ def test_an_answer_that_is_near_is_read_by_who_awaits_it_and_the_loop_has_no_par
         while True:
             started = add_one.aio(x)
             assert (await started).tolist() == [1] * 4
-            if started._made is ENDED:
-                return readers.watched, threading.active_count()
+            if started._woken is None:
+                return started._made, threading.active_count()
 
-    watched, threads = asyncio.run(main())
-    assert not watched and threads == 1
+    made, threads = asyncio.run(main())
+    assert made is ENDED and threads == 1
     assert x.flags.writeable
 
 
-def test_who_does_nothing_but_await_calls_lets_others_of_its_loop_go_on(x, near):
+def test_who_does_nothing_but_await_calls_lets_others_of_its_loop_go_on(x, near, monkeypatch):
+    port = runtime.require_port()
+    ends = port.await_end  # and every answer is there as it is looked for
+    monkeypatch.setattr(port, "await_end", lambda ticket, until_ns: ends(ticket, 0), raising=False)
+
     async def main():
         seen = []
 
@@ -121,9 +125,11 @@ def test_a_call_that_nobody_awaits_ends_all_the_same(x):
         add_one.aio(x)
         assert not x.flags.writeable
         await until(lambda: x.flags.writeable and not runtime.require_port()._out)
+        assert not readers.of(asyncio.get_running_loop()).waiting
 
     asyncio.run(main())
-    assert not readers.waiting and not readers.watched
+    gc.collect()
+    assert all(loop() is not None for loop in readers.by_loop)
 
 
 def test_an_error_that_nobody_asks_for_is_told_to_the_loop_and_no_other():
@@ -203,3 +209,102 @@ def test_calls_of_several_loops_in_threads_at_once_each_come_to_their_own():
     for thread in threads:
         thread.join()
     assert not errors
+
+
+def test_calls_that_are_awaited_together_all_end(x):
+    async def main():
+        for _ in range(5):
+            answers = await asyncio.gather(*(add_one.aio(x) for _ in range(8)))
+            assert all(answer.tolist() == [1] * 4 for answer in answers)
+
+    asyncio.run(main())
+    assert x.flags.writeable
+
+
+@pytest.mark.parametrize("first", ["awaits", "asks"])
+def test_whoever_awaits_the_same_call_gets_the_same_answer(x, first):
+    gate = shmgpu.arena.zeros(1)
+
+    async def main():
+        started = held.aio(gate[:], 7)
+
+        async def awaits():
+            return await started
+
+        async def asks():
+            while not started.done():
+                await asyncio.sleep(0.001)
+            return started.result()
+
+        kinds = [awaits, asks, awaits] if first == "awaits" else [asks, awaits, awaits]
+        tasks = [asyncio.ensure_future(kind()) for kind in kinds]
+        await asyncio.sleep(0.01)
+        assert not any(task.done() for task in tasks)
+        gate[0] = 1
+        return await asyncio.gather(*tasks), await started
+
+    assert asyncio.run(main()) == ([7, 7, 7], 7)
+
+
+@pytest.mark.parametrize("who", ["the call", "one of two"])
+def test_a_call_that_is_cancelled_as_somebody_awaits_it_wakes_them(x, who):
+    gate = shmgpu.arena.zeros(1)
+
+    async def main():
+        started = held.aio(gate[:], 7)
+
+        async def awaits():
+            return await started
+
+        tasks = [asyncio.ensure_future(awaits()) for _ in range(2)]
+        await asyncio.sleep(0.01)
+        (started if who == "the call" else tasks[0]).cancel()
+        done, late = await asyncio.wait(tasks, timeout=5)
+        assert not late and all(task.cancelled() for task in done)
+        with pytest.raises(asyncio.CancelledError):
+            await started
+
+    asyncio.run(main())
+    gate[0] = 1
+    assert add_one(x).tolist() == [1] * 4
+
+
+def test_a_call_of_a_thread_beside_a_loop_that_has_just_awaited_one_ends(x):
+    answers = []
+
+    def call():
+        answers.extend(add_one(np.zeros(4, "float32")).tolist() for _ in range(50))
+
+    async def main():
+        thread = threading.Thread(target=call)
+        await add_one.aio(x)
+        thread.start()
+        while thread.is_alive():
+            await add_one.aio(x)
+
+    asyncio.run(main())
+    assert answers == [[1] * 4] * 50
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_coroutine_that_is_closed_as_it_awaits_a_call_takes_it_along_unless_others_do(x, others):
+    gate = shmgpu.arena.zeros(1)
+
+    async def main():
+        started = held.aio(gate[:], 7)
+
+        async def awaits():
+            return await started
+
+        closed = awaits()
+        closed.send(None)
+        tasks = [asyncio.ensure_future(awaits()) for _ in range(others)]
+        await asyncio.sleep(0.01)
+        closed.close()
+        gate[0] = 1
+        assert await asyncio.gather(*tasks) == [7] * others
+        if not others:
+            with pytest.raises(asyncio.CancelledError):
+                await started
+
+    asyncio.run(main())

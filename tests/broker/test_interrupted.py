@@ -228,8 +228,7 @@ def run_in_a_loop(main):
         assert all(y.tolist() == [1] * 8 for y in loop.run_until_complete(main()))
     finally:
         loop.close()
-        futures.readers.waiting.pop(loop, None)
-        futures.readers.watched.pop(loop, None)
+        futures.readers.by_loop.clear()  # who waited in it
 
 
 def awaited(others):  # a loop whose own code is interrupted is no concern of ours

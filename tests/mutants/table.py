@@ -656,9 +656,25 @@ MUTANTS = [
     Mutant(
         "calls",
         "shmgpu/functions.py",
-        "    readers.look_after(loop, port)\n",
+        "    started.reader.look_after(loop, port)\n",
         "",
         "tests/broker/test_event_loops.py::test_a_call_that_nobody_awaits_ends_all_the_same",
+    ),
+    Mutant(
+        "calls",
+        "shmgpu/child/futures.py",
+        "                one.rouse()  # an exception",
+        "                one.is_done = 0  # an exception",
+        "tests/unit/test_future_objects.py::"
+        "test_who_was_not_woken_as_an_exception_struck_is_woken_by_the_next_look",
+    ),
+    Mutant(
+        "calls",
+        "shmgpu/child/futures.py",
+        "            self.ended(self._ticket.call, None, core.error_of(core.ECANCELLED))\n",
+        "            pass\n",
+        "tests/broker/test_event_loops.py::"
+        "test_a_call_that_is_cancelled_as_somebody_awaits_it_wakes_them",
     ),
     Mutant(
         "calls",

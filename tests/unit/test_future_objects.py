@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
+import gc
 import threading
 import time
 import types
@@ -11,7 +13,7 @@ import types
 import pytest
 
 from shmgpu.child import futures
-from shmgpu.child.futures import ENDED, CallFuture, LoopReaders, Started
+from shmgpu.child.futures import ENDED, CallFuture, LoopReader, LoopReaders, Started
 from shmgpu.errors import CallCancelled
 
 
@@ -20,7 +22,8 @@ class Port:
 
     def __init__(self, immediate=False):
         self.transport = types.SimpleNamespace(immediate=immediate, descriptors=tuple)
-        self.cancelled, self.called, self.outstanding = [], [], 0
+        self.cancelled, self.called, self.outstanding, self.polled = [], [], 0, 0
+        self.ends = None  # the call whose end is there
 
     def cancel(self, ticket):
         self.cancelled.append(ticket)
@@ -31,17 +34,55 @@ class Port:
 
     def await_end(self, ticket, until):
         self.called.append((ticket, until))
+        if self.ends is not None:
+            self.ends._result, self.ends._made = 7, ENDED
+
+    def poll(self):
+        self.polled += 1
 
     def expire(self, ticket):
         self.called.append(("expire", ticket))
 
 
 def ticket(**said):
-    return types.SimpleNamespace(**{"sequence": 3, "handler": 1, "is_near": False, **said})
+    plain = {"sequence": 3, "handler": 1, "is_near": False, "ready": None, "call": None}
+    return types.SimpleNamespace(**(plain | said))
+
+
+class LoopFuture(concurrent.futures.Future):
+    """What an awaiting coroutine gives its loop."""
+
+    def __iter__(self):
+        yield self
+
+
+class Loop:
+    """Notes what it is asked to look at, and runs nothing by itself."""
+
+    def __init__(self, is_closed=False):
+        self.closed, self.read, self.later, self.soon = is_closed, {}, [], []
+        self.create_future = LoopFuture
+
+    def is_closed(self):
+        return self.closed
+
+    def add_reader(self, descriptor, call, *args):
+        self.read[descriptor] = functools.partial(call, *args)
+
+    def remove_reader(self, descriptor):
+        del self.read[descriptor]
+
+    def call_later(self, seconds, call, *args):
+        self.later.append(functools.partial(call, *args))
+
+    def call_soon_threadsafe(self, call, *args):
+        if self.closed:
+            raise RuntimeError("it is closed")
+        self.soon.append(functools.partial(call, *args))
 
 
 def started(loop=None, **said):
-    one = Started(loop, Port())
+    one = Started(loop or Loop(), Port())
     one._ticket = ticket(**said)
     return one
 
@@ -105,7 +146,7 @@ def test_a_callback_that_raises_costs_the_others_nothing(caplog):
     ],
 )
 def test_a_future_says_what_is_known_of_it(said, shown):
-    for one in (CallFuture(Port()), Started(None, Port())):
+    for one in (CallFuture(Port()), Started(Loop(), Port())):
         vars(one).update(said)
         assert futures._told_of(one) == shown
         assert shown in repr(one)
@@ -136,45 +177,93 @@ def test_a_loops_future_ends_once(result, error, wanted):
 # ---- event loops --------------------------------------------------------------------------------
 
 
-class Loop:
-    def __init__(self, is_closed=False):
-        self.closed, self.read = is_closed, []
-
-    def is_closed(self):
-        return self.closed
-
-    def add_reader(self, descriptor, call, *args):
-        self.read.append(descriptor)
-
-    def remove_reader(self, descriptor):
-        self.read.remove(descriptor)
-
-
-def test_a_loop_watches_the_port_while_any_call_waits_in_it():
-    readers, port, loop = LoopReaders(), Port(), Loop()
-    port.transport.descriptors = lambda: (5, 6)
-    readers.enter(loop, port, "one")
-    readers.enter(loop, port, "other")
-    assert loop.read == [5, 6] and readers.waiting[loop] == {"one", "other"}
-    readers.leave(loop, "one")
-    assert loop.read == [5, 6]
-    readers.leave(loop, "other")
-    readers.leave(loop, "other")
-    assert loop.read == [] and not readers.waiting and not readers.watched
+def test_a_loop_watches_the_port_while_any_call_waits_in_it_and_a_moment_longer():
+    reader, port, loop = LoopReader(), Port(), Loop()
+    port.transport.descriptors = lambda: (5, -1, 6)
+    reader.look_after(loop, port)
+    reader.look_after(loop, port)
+    reader.enter(loop, port, started())
+    reader.enter(loop, port, started())
+    assert list(loop.read) == [5, -1, 6] and len(reader.waiting) == 2
+    loop.later.pop()()  # it looks, and will again: some wait
+    assert list(loop.read) == [5, -1, 6] and port.polled == 1
+    reader.waiting.clear()
+    port.outstanding = 1  # somebody else's
+    loop.later.pop()()
+    assert list(loop.read) == [-1] and port.polled == 2
+    port.outstanding = 0
+    loop.later.pop()()
+    assert not loop.later and port.polled == 2
+    reader.enter(loop, port, started())
+    assert list(loop.read) == [-1, 5, 6]
 
 
-def test_a_loop_that_was_closed_is_forgotten_when_another_begins():
-    readers, port, closed = LoopReaders(), Port(), Loop()
+def test_a_loop_that_called_through_another_port_before_watches_the_new_one_alone():
+    reader, loop = LoopReader(), Loop()
+    for descriptors in ((5, 6), (6, 7)):
+        port = Port()
+        port.transport.descriptors = lambda own=descriptors: own
+        reader.enter(loop, port, started())
+        assert list(loop.read) == list(descriptors)
+    loop.closed = True
+    reader.enter(loop, Port(), started())
+    assert list(loop.read) == [6, 7]  # nothing is asked of it any more
+
+
+def test_what_a_loop_looks_at_goes_with_it():
+    readers, loop = LoopReaders(), Loop()
+    assert readers.of(loop) is readers.of(loop) and len(readers.by_loop) == 1
+    del loop
+    gc.collect()
+    assert not readers.by_loop
+
+
+def test_who_alone_waits_in_a_loop_takes_the_end_without_a_look_at_all_others():
+    loop = Loop()
+    one = started(loop, ready=object())
+    port = one._port
     port.transport.descriptors = lambda: (5,)
-    readers.enter(closed, port, "one")
-    closed.closed = True
-    readers.enter(Loop(), port, "two")
-    assert closed not in readers.waiting and closed not in readers.watched
-    late = Loop()
-    readers.enter(late, port, "three")
-    late.closed = True
-    readers.leave(late, "three")
-    assert late.read == [5] and late not in readers.watched  # nothing is asked of it any more
+    woken = one.send(None)
+    port.ends = one
+    loop.read[5]()
+    assert woken.done() and not port.polled
+    with pytest.raises(StopIteration) as caught:
+        one.send(None)
+    assert caught.value.value == 7 and not one.reader.waiting
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_what_is_not_to_be_taken_so_is_read_with_all_others(others):
+    loop = Loop()
+    waiting = [started(loop, ready=object() if others else None) for _ in range(1 + others)]
+    for one in waiting:
+        one._port.transport.descriptors = lambda: (5,)
+        one.send(None)
+    loop.read[5]()
+    assert waiting[-1]._port.polled == 1
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_an_end_from_another_thread_wakes_the_loop_of_who_waits(is_closed):
+    loop = Loop()
+    one = started(loop)
+    woken = one.send(None)
+    loop.closed = is_closed
+    one.ended(None, 7, None)
+    assert not woken.done() and len(loop.soon) == (not is_closed)
+    for told in loop.soon:
+        told()
+    assert woken.done() == (not is_closed)
+
+
+def test_who_was_not_woken_as_an_exception_struck_is_woken_by_the_next_look():
+    loop = Loop()
+    one = started(loop)
+    one.reader.look_after(loop, one._port)
+    woken = one.send(None)
+    one.ended(None, 7, None)
+    loop.later.pop()()
+    assert woken.done()
 
 
 # ---- awaited calls ------------------------------------------------------------------------------
@@ -243,7 +332,6 @@ def test_a_time_that_is_over_expires_the_call_unless_it_has_ended():
             one.ended(None, 7, None)
         one.expire_in(0)
         await asyncio.sleep(0.01)
-        futures.readers.leave(asyncio.get_running_loop(), one)
         return ("expire", one._ticket) in one._port.called
 
     assert asyncio.run(course(False)) and not asyncio.run(course(True))
@@ -253,9 +341,8 @@ def test_a_time_that_is_over_expires_the_call_unless_it_has_ended():
 @pytest.mark.parametrize("asks", [False, True])
 def test_an_exception_that_nobody_asked_for_is_told_to_the_loop(is_closed, asks):
     told = []
-    loop = types.SimpleNamespace(
-        is_closed=lambda: is_closed, call_exception_handler=told.append, create_future=None
-    )
+    loop = Loop(is_closed)
+    loop.call_exception_handler = told.append
     one = started(loop)
     error = ValueError("no")
     one.ended(None, None, error)
