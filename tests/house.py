@@ -96,9 +96,12 @@ python/json/module                  any
 python/quick/quick                  any
 python/quick/ndarray                any
 python/quick/signature              any
+python/quick/form                   any
+python/quick/plain                  any
 python/quick/ready                  any
 python/quick/call                   any
 python/quick/submit                 any
+python/quick/known                  any
 python/quick/module                 any
 python/http2/nghttp2                any
 python/http2/http2                  any
@@ -187,6 +190,7 @@ helper/parked_results               helper
 helper/hints                        helper
 helper/shares                       helper
 helper/arena_views                  helper
+helper/known                        helper
 helper/block_reader                 helper
 helper/result_writer                helper
 helper/executor                     helper

@@ -400,6 +400,11 @@ class TreeDef:
         return [index for index, kind in enumerate(kinds) if kind == _ARRAY]
 
     @property
+    def is_plain(self) -> bool:
+        """Whether its containers are tuples, lists, and dicts whose keys are text."""
+        return _is_plain(self._node)
+
+    @property
     def is_one_array(self) -> bool:
         """Whether the whole tree is a single array."""
         return bool(self._node[0] == _ARRAY)
@@ -415,6 +420,15 @@ class TreeDef:
             and items[1][0] == _DICT
             and all(type(key) is str for key in items[1][1])
         )
+
+
+def _is_plain(node: tuple[int, Any, Any]) -> bool:
+    tag, keys, items = node
+    if tag == _ARRAY or tag == _VALUE:
+        return True
+    if tag == _DICT and not all(type(key) is str for key in keys):
+        return False
+    return tag in (_TUPLE, _LIST, _DICT) and all(map(_is_plain, items))
 
 
 def _take_arrays(node: tuple[int, Any, Any], tree: Any, found: list[Any]) -> bool:

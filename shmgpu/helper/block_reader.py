@@ -17,6 +17,7 @@ from shmgpu.common.logs import logger
 from shmgpu.errors import BadParams
 from shmgpu.helper.arena_views import ArenaViews
 from shmgpu.helper.decoded import DecodedCall, RawRequest, ServedFunction, rows_of
+from shmgpu.helper.known import known_call
 
 MAX_DECODED = 4096  # whole blocks remembered, all functions together
 MAX_REMEMBERED = 1 << 16  # bytes of a block, or of a signature, that is worth remembering
@@ -38,6 +39,7 @@ class BlockReader:
         quick: those with plain arrays and values in and one array out, as all that the helper's
             loop needs to run them itself: (function, slot, body, values, the array that follows
             them, or where in them to put which arrays, result, its shape, its dtype, its bytes).
+        known: others that C runs.
         refusals: how many blocks were refused.
     """
 
@@ -51,6 +53,7 @@ class BlockReader:
     ) -> None:
         self.decoded: dict[bytes, DecodedCall] = {}
         self.quick: dict[bytes, tuple[Any, ...]] = {}
+        self.known: dict[bytes, Any] = {}
         self.refusals = 0
         self._functions = functions
         self._views = views
@@ -164,6 +167,8 @@ class BlockReader:
                 call.out_torch = self._views.torch_outs(call)[0]
         if not target.pickle and not any(type(v) is bytearray for v in call.values):
             self._remember(data, call, target, block.values_at)
+            if not needs_care:
+                self._make_known(data, call, target)
         return call
 
     @staticmethod
@@ -193,9 +198,11 @@ class BlockReader:
         if len(self.decoded) >= MAX_DECODED or self._decoded_bytes > MAX_KEPT:
             self.decoded.clear()
             self.quick.clear()
+            self.known.clear()
             self._but_values.clear()
             self._decoded_bytes = len(data)
         self.decoded[data] = call
+        self.known.pop(data, None)  # it may be another function's
         if values_at < len(data):
             self._but_values[data[:values_at]] = call
         out = call.out_numpy
@@ -215,6 +222,14 @@ class BlockReader:
             out.dtype,
             out.nbytes,
         )
+
+    def _make_known(self, data: bytes, call: DecodedCall, target: ServedFunction) -> None:
+        """Have C run a call that was remembered, unless the helper's loop runs it itself."""
+        on_device = self._is_cuda and target.arrays_kind != "numpy"
+        if data in self.decoded and data not in self.quick and not on_device:
+            known = known_call(target, call, self._views)
+            if known is not None:
+                self.known[data] = known
 
     def _output_buffer(self, block: ParameterBlock, first: int, end: int) -> tuple[int, int]:
         address, size = block.result_address, block.result_bytes

@@ -73,6 +73,7 @@ class Executor:
         self.reader = BlockReader(functions, self.views, bounds, watches, device.is_cuda)
         self.quick = self.reader.quick
         self._decoded = self.reader.decoded
+        self._known = self.reader.known
         self._parking = Parking(parked_limit)
         self.writer = ResultWriter(self.views, device, self._parking)
         self._put_raw = self.writer.put_raw
@@ -102,6 +103,8 @@ class Executor:
             if isinstance(found, tuple):
                 return found
             call = found
+        elif (known := self._known.get(block)) is not None:
+            return self._serve_known(known, call, key)
         return self._serve_decoded(self.functions[function], call, key)
 
     def find(
@@ -144,6 +147,18 @@ class Executor:
         finally:
             self.writer.parks = True
             self._gang = None
+
+    def _serve_known(self, known: Any, call: DecodedCall, key: Key) -> tuple[int, int]:
+        """Have C run one call."""
+        before = len(self.helper.later)
+        try:
+            result = known.run(self.helper)
+            if result is known:
+                return core.OK, known.written
+            return self.writer.put(self.functions[call.function], call, result, key)
+        except BaseException as error:
+            del self.helper.later[before:]
+            return self._put_error(call, error, key)
 
     def _serve_decoded(
         self, target: ServedFunction, call: DecodedCall, key: Key

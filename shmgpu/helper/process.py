@@ -175,7 +175,8 @@ def serve(executor: BatchExecutor, taken: Works) -> int:
     """Take calls until there are no more.
 
     The call that repeats (plain arrays and values in and one array out, as promised) is run right
-    here, because every Python frame it does without is time that other processes get.
+    here, because every Python frame it does without is time that other processes get. The executor
+    has others run by C.
     """
     works, view, count = taken.works, taken.view, taken.count
     capacity = core.MAX_BATCH
@@ -209,6 +210,7 @@ def serve(executor: BatchExecutor, taken: Works) -> int:
             if known is not None and known[0] == function and known[1] == slot:
                 _, _, body, values, argument, several, out, shape, dtype, nbytes = known
                 try:
+                    helper.caller = slot, generation
                     helper.room = expected = out.view()
                     if several is None:
                         result = body(helper, *values, argument.view())

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import array
 import gc
+import mmap
 import os
+import time
 
 import ml_dtypes
 import numpy as np
@@ -504,3 +506,34 @@ def test_a_full_arena_gives_back_what_is_only_kept_for_speed(running):
     size = shmgpu.arena.stats()["capacity_bytes"] * 7 // 8
     block = shmgpu.arena.empty(size, "uint8")
     assert block.nbytes == size
+
+
+@shmgpu.function(arrays="numpy")
+def whose(helper, x):
+    return x * 0 + helper.caller[0]
+
+
+@shmgpu.function(arrays="numpy")
+def whose_by_name(helper, *, x):
+    return x * 0 + helper.caller[0]
+
+
+@pytest.mark.parametrize("function", [whose, whose_by_name], ids=["whose", "whose_by_name"])
+def test_a_function_knows_whose_call_it_runs(function):
+    turns = mmap.mmap(-1, 4096)  # how many each has begun
+
+    def run(rank):
+        x, found = shmgpu.arena.zeros(4), set()
+        for turn in range(1, 21):  # all together, so what came before was mostly another's
+            turns[rank] = turn
+            end = time.monotonic() + 20
+            while min(turns[:3]) < turn:
+                assert time.monotonic() < end, "the others are late"
+                time.sleep(0.0005)
+            made = function(x) if function is whose else function(x=x)
+            found |= {int(one) for one in made}
+        return found
+
+    told = shmgpu.launch(run, children=3, helpers=1, devices="cpu", arena="1MiB")
+    turns.close()
+    assert all(len(own) == 1 for own in told) and len(set.union(*told)) == 3

@@ -662,6 +662,27 @@ MUTANTS = [
     ),
     Mutant(
         "calls",
+        "shmgpu/helper/block_reader.py",
+        "        self.known.pop(data, None)  # it may be another function's\n",
+        "",
+        "tests/unit/test_known_calls.py::test_the_same_block_of_another_function_is_that_ones",
+    ),
+    Mutant(
+        "calls",
+        "csrc/python/quick/known.c",
+        "  return !known->is_declared || found",
+        "  return true || found",
+        "tests/unit/test_known_calls.py::test_a_call_ends_as_where_python_runs_it",
+    ),
+    Mutant(
+        "calls",
+        "shmgpu/helper/process.py",
+        "                    helper.caller = slot, generation\n",
+        "",
+        "tests/broker/test_calls.py::test_a_function_knows_whose_call_it_runs",
+    ),
+    Mutant(
+        "calls",
         "shmgpu/child/futures.py",
         "                one.rouse()  # an exception",
         "                one.is_done = 0  # an exception",

@@ -107,6 +107,8 @@ static bool intern_names(void) {
       {&shmi_quick.own_state, "_state"},
       {&shmi_quick.own_port, "_port"},
       {&shmi_quick.own_ticket, "_ticket"},
+      {&shmi_quick.out, "out"},
+      {&shmi_quick.room, "room"},
   };
   for (size_t at = 0; at < sizeof names / sizeof *names; at++) {
     *names[at].into = PyUnicode_InternFromString(names[at].name);
@@ -121,6 +123,7 @@ PyMODINIT_FUNC PyInit__quick(void) {
   if (module != NULL &&
       (!intern_names() || shmi_add_call(module) < 0 || shmi_add_ready(module) < 0 ||
        shmi_add_ticket(module) < 0 || shmi_add_signature(module) < 0 ||
+       shmi_add_known(module) < 0 ||
        PyModule_AddIntConstant(module, "NDARRAY_BYTES", (long)shmi_array_bytes()) < 0)) {
     Py_CLEAR(module);
   }

@@ -37,6 +37,15 @@ const void *shmi_array_data(PyObject *one, PyObject *dtype, int axes, const intp
   return is_dtype(array->dtype, dtype) ? array->data : NULL;
 }
 
+const void *shmi_array_like(PyObject *one, PyObject *other) {
+  const ndarray_t *wanted = (const ndarray_t *)other;
+  return shmi_array_data(one, wanted->dtype, wanted->axes, wanted->shape);
+}
+
+bool shmi_array_is_view(PyObject *array) {
+  return ((const ndarray_t *)array)->base != NULL;
+}
+
 PyObject *shmi_array_type(PyObject *one, int *axes, const intptr_t **shape) {
   const ndarray_t *array = (const ndarray_t *)one;
   if ((array->flags & C_CONTIGUOUS) == 0) return NULL;

@@ -15,8 +15,9 @@
  * for each version, took 42.9 us of processor time a call where this takes 45.3, and Python 63.8 (8
  * children, all roles; of a lone caller 51.2, 53.2 and 81.4). It needs the GIL.
  *
- * Files: ndarray.c, signature.c: what arguments are; ready.c: what is kept of an earlier call;
- * call.c: the call itself; submit.c: calls that are sent without waiting, and their ends.
+ * Files: ndarray.c, signature.c: what arguments are; form.c, plain.c: containers and plain values;
+ * ready.c: what is kept of an earlier call; call.c: the call itself; submit.c: calls that are sent
+ * without waiting, and their ends; known.c: the same call in a helper.
  *
  * Owns: the module's types and what its files share. Must never: do what a call through Python
  * would not.
@@ -120,7 +121,7 @@ typedef struct {
   /* Names of attributes. */
   PyObject *in_python, *renew, *stage, *set_values, *read, *go_on, *finish, *tidy, *poll, *pump,
       *start_reader, *append, *view, *numpy, *value_bytes, *addresses, *result, *made, *own_result,
-      *own_state, *own_port, *own_ticket;
+      *own_state, *own_port, *own_ticket, *out, *room;
 } quick_t;
 
 extern quick_t shmi_quick;
@@ -129,6 +130,9 @@ extern quick_t shmi_quick;
 
 /* Where its elements begin, if that is a C-contiguous array of this dtype and shape; else NULL. */
 const void *shmi_array_data(PyObject *one, PyObject *dtype, int axes, const intptr_t *shape);
+/* The same, if it is one like another array; and whether it is a view on something. */
+const void *shmi_array_like(PyObject *one, PyObject *other);
+bool shmi_array_is_view(PyObject *array);
 /* The dtype and the shape of an array, both borrowed from it; NULL: it is not C-contiguous. */
 PyObject *shmi_array_type(PyObject *array, int *axes, const intptr_t **shape);
 /* Whether a thing is an array with elements in the arena; whether it may be written to, and that from
@@ -138,6 +142,30 @@ bool shmi_array_may_write(PyObject *array);
 void shmi_array_set_write(PyObject *array, bool may);
 size_t shmi_array_bytes(void); /* of one, as far as is known here */
 PyObject *shmi_reads_array(PyObject *module, PyObject *given);
+
+/* ---- form.c ---- */
+
+/* What is made of a form's numbers, by what makes a leaf; NULL, with an exception: that failed. */
+typedef PyObject *(shmi_leaf_of_t)(const void *of, Py_ssize_t number);
+PyObject *shmi_form_build(PyObject *form, shmi_leaf_of_t *leaf, const void *of);
+/* Whether a value has that form, as is quickly seen; takes each leaf with its number. */
+typedef bool(shmi_take_leaf_t)(void *into, Py_ssize_t number, PyObject *leaf);
+bool shmi_form_take(PyObject *form, PyObject *value, shmi_take_leaf_t *leaf, void *into);
+
+/* ---- plain.c ---- */
+
+/* How many bytes a value takes if it is None, a bool, a float or an int of 64 bits; -1 if not. */
+Py_ssize_t shmi_value_bytes(PyObject *value);
+/* Writes such a value; false: it is an int that takes more. */
+bool shmi_write_value(PyObject *value, unsigned char **at);
+/* A result that is one such value: read, NULL, perhaps with an exception, where it is something else;
+ * written, how many bytes it took, 0 where it is not, or there is no room. */
+PyObject *shmi_read_lone(const unsigned char *from, uint64_t bytes);
+uint64_t shmi_write_lone(PyObject *value, unsigned char *to, uint64_t room);
+
+/* ---- known.c ---- */
+
+int shmi_add_known(PyObject *module);
 
 /* ---- signature.c ---- */
 

@@ -68,41 +68,10 @@ PyObject *shmi_addresses_of(const quick_call_t *ready, const uint64_t *addresses
 
 /* ---- plain values --------------------------------------------------------------------------- */
 
-/* Kinds of plain values, as shmgpu/codec/pytree.py has them in bytes. */
-enum { NONE = 'N', TRUE = 'T', FALSE = 'F', INT = 'i', FLOAT = 'f', VALUE = 'V' };
-
-/* Writes a value of those that have places; false where it takes other bytes than its type's. */
-static bool write_value(PyObject *value, unsigned char **at) {
-  long long whole;
-  double number;
-  const void *from = &whole;
-  int overflow = 0;
-  if (value == Py_None || PyBool_Check(value)) {
-    *(*at)++ = value == Py_None ? NONE : value == Py_True ? TRUE : FALSE;
-    return true;
-  }
-  if (PyFloat_CheckExact(value)) {
-    number = PyFloat_AsDouble(value);
-    from = &number;
-  } else {
-    whole = PyLong_AsLongLongAndOverflow(value, &overflow);
-  }
-  if (overflow != 0) return false;
-  *(*at)++ = from == &number ? FLOAT : INT;
-  memcpy(*at, from, 8);
-  *at += 8;
-  return true;
-}
-
-static Py_ssize_t bytes_of_value(PyObject *value) {
-  if (value == Py_None || PyBool_Check(value)) return 1;
-  return PyFloat_CheckExact(value) || PyLong_CheckExact(value) ? 9 : -1;
-}
-
 /* Whether values take as many bytes as their types always do. */
 static bool have_places(PyObject *values, Py_ssize_t bytes) {
   for (Py_ssize_t at = 0; at < PyTuple_Size(values); at++) {
-    Py_ssize_t own = bytes_of_value(PyTuple_GetItem(values, at));
+    Py_ssize_t own = shmi_value_bytes(PyTuple_GetItem(values, at));
     if (own < 0) return false;
     bytes -= own;
   }
@@ -113,9 +82,9 @@ static bool write_values(quick_call_t *ready, const quick_found_t *found) {
   const shm_block_t *block = (const shm_block_t *)(uintptr_t)ready->repeat->params;
   unsigned char *end = (unsigned char *)(uintptr_t)ready->repeat->params + block->bytes;
   unsigned char *at = end;
-  for (int index = 0; index < found->value_count; index++) at -= bytes_of_value(found->values[index]);
+  for (int index = 0; index < found->value_count; index++) at -= shmi_value_bytes(found->values[index]);
   for (int index = 0; index < found->value_count; index++) {
-    if (!write_value(found->values[index], &at)) return false;
+    if (!shmi_write_value(found->values[index], &at)) return false;
   }
   return true;
 }
@@ -189,7 +158,8 @@ bool shmi_fill(quick_call_t *ready, quick_found_t *found) {
 
 /* ---- results -------------------------------------------------------------------------------- */
 
-static PyObject *one_of(const quick_call_t *ready, Py_ssize_t at) {
+static PyObject *one_of(const void *of, Py_ssize_t at) {
+  const quick_call_t *ready = of;
   PyObject *view = PyObject_CallNoArgs(PyTuple_GetItem(ready->views, at));
   if (view == NULL || ready->make == Py_None) return view;
   PyObject *made = PyObject_CallFunctionObjArgs(ready->make, view, NULL);
@@ -197,61 +167,15 @@ static PyObject *one_of(const quick_call_t *ready, Py_ssize_t at) {
   return made;
 }
 
-static PyObject *build(const quick_call_t *ready, PyObject *form) {
-  if (PyLong_CheckExact(form)) return one_of(ready, PyLong_AsSsize_t(form));
-  if (PyDict_CheckExact(form)) {
-    PyObject *made = PyDict_New(), *key, *item;
-    Py_ssize_t place = 0;
-    while (made != NULL && PyDict_Next(form, &place, &key, &item)) {
-      PyObject *part = build(ready, item);
-      if (part == NULL || PyDict_SetItem(made, key, part) < 0) Py_CLEAR(made);
-      Py_XDECREF(part);
-    }
-    return made;
-  }
-  bool is_tuple = PyTuple_CheckExact(form);
-  const Py_ssize_t count = is_tuple ? PyTuple_Size(form) : PyList_Size(form);
-  PyObject *made = is_tuple ? PyTuple_New(count) : PyList_New(count);
-  for (Py_ssize_t at = 0; made != NULL && at < count; at++) {
-    PyObject *part = build(ready, is_tuple ? PyTuple_GetItem(form, at) : PyList_GetItem(form, at));
-    if (part == NULL) Py_CLEAR(made);
-    else if (is_tuple) PyTuple_SetItem(made, at, part);
-    else PyList_SetItem(made, at, part);
-  }
-  return made;
-}
-
 PyObject *shmi_result(const quick_call_t *ready) {
-  return build(ready, ready->form);
+  return shmi_form_build(ready->form, one_of, ready);
 }
 
 PyObject *shmi_lone_value(const quick_call_t *ready) {
-  /* As shmgpu/codec/layout.py describes a result: four lengths, the structure, the value. */
-  struct {
-    uint32_t total, structure, values, arrays;
-    unsigned char place, kind;
-  } head;
   const uint64_t bytes = ready->repeat->reply->value;
-  const size_t head_bytes = 18;
-  if (bytes >= head_bytes && bytes <= ready->repeat->room_bytes) {
-    const unsigned char *from = (const unsigned char *)(uintptr_t)ready->room;
-    memcpy(&head, from, head_bytes);
-    bool is_lone = head.structure == 1 && head.arrays == 0 && head.place == VALUE &&
-                   head.total == bytes && head.values == bytes - head_bytes + 1;
-    if (is_lone && head.values == 9 && head.kind == FLOAT) {
-      double number;
-      memcpy(&number, from + head_bytes, sizeof number);
-      return PyFloat_FromDouble(number);
-    }
-    if (is_lone && head.values == 9 && head.kind == INT) {
-      long long whole;
-      memcpy(&whole, from + head_bytes, sizeof whole);
-      return PyLong_FromLongLong(whole);
-    }
-    if (is_lone && head.values == 1 && head.kind == NONE) Py_RETURN_NONE;
-    if (is_lone && head.values == 1 && (head.kind == TRUE || head.kind == FALSE)) {
-      return PyBool_FromLong(head.kind == TRUE);
-    }
+  if (bytes <= ready->repeat->room_bytes) {
+    PyObject *value = shmi_read_lone((const unsigned char *)(uintptr_t)ready->room, bytes);
+    if (value != NULL || PyErr_Occurred()) return value;
   }
   PyObject *size = PyLong_FromUnsignedLongLong(bytes), *found = NULL;
   if (size != NULL) {
