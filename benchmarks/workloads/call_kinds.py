@@ -2,7 +2,7 @@
 
 The kinds of calls that programs make, each beside one array of the arena in and one out, with 64
 bytes in each array. A lone child makes all kinds by turns within one process, so that what a
-machine does meanwhile meets them alike; 32 children make one kind after the other.
+machine does meanwhile meets them alike; so do 32 children, all the same kind at a time.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks.measure import isolate
-from benchmarks.measure.figures import Figure, Group, Probe, ProbeFailed
-from benchmarks.measure.stage import Stage
+from benchmarks.measure.figures import Figure, Group, Probe
+from benchmarks.measure.turns import Turns
 
 ELEMENTS = 16  # of float32 in each array
 ONE = "one"  # the kind that the others are held against
 TURN = 40  # calls of a kind at a time
 WARM_UP = 200  # calls of each kind
+WARM_UP_OF_MANY = 5  # calls of each kind by each of many children
 CHILDREN, HELPERS = 32, 2
 ROUNDS = 3
 KIND_S = 0.4  # of each kind at least: 32 turns of an event loop end in a tenth of that
@@ -127,6 +128,15 @@ async def awaited(call: Callable[[], Any], took: list[int]) -> None:
         took.append(time.perf_counter_ns() - began)
 
 
+async def awaited_while(lasts: Callable[[], bool], call: Callable[[], Any]) -> int:
+    """The same for as long as a turn lasts; how many calls that were."""
+    done = 0
+    while lasts():
+        await call()
+        done += 1
+    return done
+
+
 def lone(seconds: float) -> dict[str, float]:
     """Medians of one child's calls, in microseconds, by kind."""
     import shmgpu
@@ -159,33 +169,40 @@ def lone(seconds: float) -> dict[str, float]:
 
 
 def crowd(seconds: float) -> dict[str, float]:
-    """Calls a second of 32 children, by kind."""
+    """Calls a second of 32 children, by kind; they make all kinds by turns."""
     import shmgpu
 
     made = functions()
-    rates = {}
-    for kind in KINDS:
-        stage = Stage(CHILDREN, seconds / len(KINDS))
+    turns = Turns(CHILDREN, len(KINDS), seconds)
 
-        def run(rank: int, kind: str = kind, stage: Stage = stage) -> None:
-            call = calls_of(made)[kind]
-            loop = asyncio.new_event_loop()
+    def run(rank: int) -> None:
+        calls = calls_of(made)
+        each = [(kind in AWAITED, calls[kind]) for kind in KINDS]
+        loop = asyncio.new_event_loop()
 
-            def turn() -> None:
-                loop.run_until_complete(awaited(call, []))
+        def work(kind: int) -> int:
+            is_awaited, call = each[kind]
+            if is_awaited:
+                return loop.run_until_complete(awaited_while(lambda: turns.lasts(kind), call))
+            done = 0
+            while turns.lasts(kind):
+                call()
+                done += 1
+            return done
 
-            what, each = (turn, TURN) if kind in AWAITED else (call, 1)
-            for _ in range(3):
-                what()
-            stage.drive(rank, what, each)
-            loop.close()
+        for is_awaited, call in each:
+            left = iter([True] * WARM_UP_OF_MANY)
+            if is_awaited:
+                loop.run_until_complete(awaited_while(lambda left=left: next(left, False), call))
+            else:
+                for _ in left:
+                    call()
+        turns.drive(rank, work)
+        loop.close()
 
-        stage.start_clock()
-        shmgpu.launch(run, children=CHILDREN, helpers=HELPERS, devices=["cpu"], arena="4MiB")
-        rates[kind] = stage.result()["rate"]
-    if not all(rates.values()):
-        raise ProbeFailed("some kinds of calls were not made at all")
-    return rates
+    turns.start_clock()
+    shmgpu.launch(run, children=CHILDREN, helpers=HELPERS, devices=["cpu"], arena="4MiB")
+    return dict(zip(KINDS, turns.rates(), strict=True))
 
 
 def _probe(name: str, target: str, unit: str, kinds: Mapping[str, str]) -> Probe:
