@@ -331,11 +331,14 @@ def _aio(
     ticket = started._ticket = port.submit(target, args, kwargs, settings, started, False)
     if port.transport.immediate:
         return started
-    started.reader.look_after(loop, port)
+    if not started.reader.looks:
+        started.reader.look_after(loop, port)
+    if ticket.ready is not None:
+        return started  # C has sent it, and what has a timeout it does not send
     timeout = timeout_of(target, settings)
     if timeout is not None:
         started.expire_in(timeout)
-    elif ticket.ready is None and not ticket.sequence:
+    elif not ticket.sequence:
         started.future()
     return started
 

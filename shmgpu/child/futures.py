@@ -255,20 +255,21 @@ class LoopReader:
 
     Attributes:
         waiting: the calls that wait in it.
+        looks: whether a look after calls that nobody awaits is due.
         is_at_work: whether its own callback reads replies now. Only then may a call be ended at
             once in the loop's thread. A signal handler runs in that thread, too. If it ended a
             call, nothing would wake a sleeping loop; and if it removed a reader, a callback that
             the loop is about to run would be lost.
     """
 
-    __slots__ = ("_descriptors", "_looks", "_port", "is_at_work", "waiting")
+    __slots__ = ("_descriptors", "_port", "is_at_work", "looks", "waiting")
 
     def __init__(self) -> None:
         self.waiting: set[Started[Any]] = set()
         self.is_at_work = False
         self._port: weakref.ref[Port] | None = None  # whose replies are read
         self._descriptors: tuple[int, ...] = ()
-        self._looks = False  # a look after calls that nobody awaits is due
+        self.looks = False
 
     def enter(self, loop: asyncio.AbstractEventLoop, port: Port, one: Started[Any]) -> None:
         """A call waits in it."""
@@ -282,13 +283,13 @@ class LoopReader:
 
     def look_after(self, loop: asyncio.AbstractEventLoop, port: Port) -> None:
         """Have the loop read, before long, the replies of calls that nobody awaits."""
-        if not self._looks:
+        if not self.looks:
             loop.call_later(LOOK_S, self._look, loop, port)
-            self._looks = True
+            self.looks = True
 
     def _look(self, loop: asyncio.AbstractEventLoop, port: Port) -> None:
         """The loop's own callback: they may have come."""
-        self._looks = False
+        self.looks = False
         if not self.waiting:
             self._stop(loop)
         if port.outstanding or self.waiting:
@@ -301,11 +302,8 @@ class LoopReader:
         """The loop's own callback: replies have come."""
         try:
             self.is_at_work = True
-            if len(self.waiting) == 1:
-                for one in self.waiting.copy():
-                    if one.take_end():
-                        return
-            port.poll()
+            if len(self.waiting) != 1 or not next(iter(self.waiting)).take_end():
+                port.poll()
         finally:
             self.is_at_work = False
 

@@ -7,6 +7,7 @@ before a view is made of it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -39,7 +40,7 @@ class BlockReader:
         quick: those with plain arrays and values in and one array out, as all that the helper's
             loop needs to run them itself: (function, slot, body, values, the array that follows
             them, or where in them to put which arrays, result, its shape, its dtype, its bytes).
-        known: others that C runs.
+        known: what runs others in C, or None, of those that came a second time.
         refusals: how many blocks were refused.
     """
 
@@ -155,8 +156,8 @@ class BlockReader:
         call.tree = signature.arguments.tree
         if target.arrays_kind == "numpy":
             call.views = self._views.arguments(specs_at, writeable=target.mutates)
-        needs_care = self._watches or (target.mutates and self._is_cuda)
-        call.places = None if call.declared or needs_care else call.tree.flat_arguments()
+        is_general = call.declared or self._needs_care(target)
+        call.places = None if is_general else call.tree.flat_arguments()
         call.set_values(self._values_of(call, block, data, target.pickle))
         call.is_plain = call.hint is not None and all(
             spec.dtype.has_numpy for spec in call.hint.specs
@@ -167,8 +168,6 @@ class BlockReader:
                 call.out_torch = self._views.torch_outs(call)[0]
         if not target.pickle and not any(type(v) is bytearray for v in call.values):
             self._remember(data, call, target, block.values_at)
-            if not needs_care:
-                self._make_known(data, call, target)
         return call
 
     @staticmethod
@@ -223,13 +222,20 @@ class BlockReader:
             out.nbytes,
         )
 
-    def _make_known(self, data: bytes, call: DecodedCall, target: ServedFunction) -> None:
-        """Have C run a call that was remembered, unless the helper's loop runs it itself."""
-        on_device = self._is_cuda and target.arrays_kind != "numpy"
-        if data in self.decoded and data not in self.quick and not on_device:
-            known = known_call(target, call, self._views)
-            if known is not None:
-                self.known[data] = known
+    def know(self, data: bytes, call: DecodedCall) -> Any:
+        """What runs in C from now on a call that came again; None: nothing does."""
+        target = self._functions[call.function]
+        is_on_device = self._is_cuda and target.arrays_kind != "numpy"
+        known = None
+        if not (is_on_device or self._needs_care(target)):
+            with contextlib.suppress(Exception):  # shapes that NumPy refuses, as the executor says
+                known = known_call(target, call, self._views)
+        self.known[data] = known
+        return known
+
+    def _needs_care(self, target: ServedFunction) -> bool:
+        """Whether more is to be done about its arrays than to pass them."""
+        return self._watches or (target.mutates and self._is_cuda)
 
     def _output_buffer(self, block: ParameterBlock, first: int, end: int) -> tuple[int, int]:
         address, size = block.result_address, block.result_bytes

@@ -30,7 +30,7 @@ _count = core.count_bytes
 _COPIED_OUT = core.BYTES_COPIED_OUT
 _DONE = (core.OK, 0)
 OWN_FILES = (__file__, late.__file__)  # of the frames around a user's function
-
+_UNTRIED = object()
 MAX_TRACEBACK = 200_000  # characters
 
 
@@ -103,8 +103,12 @@ class Executor:
             if isinstance(found, tuple):
                 return found
             call = found
-        elif (known := self._known.get(block)) is not None:
-            return self._serve_known(known, call, key)
+        else:
+            known = self._known.get(block, _UNTRIED)
+            if known is _UNTRIED:
+                known = self.reader.know(block, call)
+            if known is not None:
+                return self._serve_known(known, call, key)
         return self._serve_decoded(self.functions[function], call, key)
 
     def find(

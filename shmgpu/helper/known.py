@@ -20,7 +20,7 @@ MAX_ARRAYS = 16  # of a result, as csrc/python/quick/quick.h has it
 
 def known_call(target: ServedFunction, call: DecodedCall, views: ArenaViews) -> Any:
     """What runs a call from now on, a ``_quick.QuickKnown``; None: nothing quicker does."""
-    if quick.why_not() or not call.tree.is_plain:
+    if quick.why_not() or not call.tree.is_plain or (call.declared and call.hint is None):
         return None
     is_torch = target.arrays_kind != "numpy"
     if is_torch and not all(spec.dtype.has_torch for _, spec in call.specs):

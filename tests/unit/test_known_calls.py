@@ -121,9 +121,10 @@ def served(name, batch=0):
 
 
 def known_of(target, block):
-    """What C would run it by."""
+    """What C would run it by, after it came twice."""
     executor = target.executor
-    executor.serve(fuzz_blocks.ROW, block, 0, 1, 1)
+    for _ in range(2):
+        executor.serve(fuzz_blocks.ROW, block, 0, 1, 1)
     function = executor.functions[fuzz_blocks.ROW]
     return known.known_call(function, executor.reader.decoded[block], executor.views)
 
@@ -184,7 +185,7 @@ def test_what_a_call_left_for_later_is_dropped_where_it_raises():
         raise Refuses("no")
 
     executor.functions[fuzz_blocks.ROW].body = body
-    executor.serve(fuzz_blocks.ROW, block, 0, 1, 1)
+    known_of(target, block)
     later.append("an earlier one's")
     assert executor.reader.known
     assert executor.serve(fuzz_blocks.ROW, block, 0, 1, 1)[0] == core.EREMOTE
@@ -225,8 +226,24 @@ def test_the_same_block_of_another_function_is_that_ones():
     function = vars(executor.functions[fuzz_blocks.ROW])
     more = {"body": lambda h, x: "text", "mutates": True}
     executor.functions[other] = types.SimpleNamespace(**(function | more))
-    executor.watches = executor.reader._watches = True  # whose calls are Python's
     assert executor.serve(other, block, 0, 1, 1)[0] == core.OK
     kept = bytes(target.pages[RESULT : RESULT + 64])
     assert executor.serve(other, block, 0, 1, 1)[0] == core.OK
     assert bytes(target.pages[RESULT : RESULT + 64]) == kept
+
+
+def test_a_call_that_comes_once_costs_nothing_for_the_next():
+    target, block = served("pair")
+    executor = target.executor
+    executor.serve(fuzz_blocks.ROW, block, 0, 1, 1)
+    assert block in executor.reader.decoded and not executor.reader.known
+
+
+def test_promised_shapes_that_numpy_refuses_end_the_call_and_nothing_else():
+    target, _ = served("pair")
+    refused = ArraySpec(by_name("float32"), (0, 1 << 46, 1 << 46))
+    hint = TreeLayout(PAIR.tree.structure, [refused, refused])
+    block = make_corpus.block((X,), hint=hint)
+    for _ in range(3):
+        assert target.executor.serve(fuzz_blocks.ROW, block, 0, 1, 1)[0] == core.EREMOTE
+    assert target.executor.reader.known == {block: None}
