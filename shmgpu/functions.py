@@ -331,8 +331,7 @@ def _aio(
     ticket = started._ticket = port.submit(target, args, kwargs, settings, started, False)
     if port.transport.immediate:
         return started
-    if not started.reader.looks:
-        started.reader.look_after(loop, port)
+    started.reader.look_after(loop, port)
     if ticket.ready is not None:
         return started  # C has sent it, and what has a timeout it does not send
     timeout = timeout_of(target, settings)

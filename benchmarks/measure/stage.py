@@ -34,6 +34,31 @@ def shared_array(shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
     return np.frombuffer(memory, dtype, count).reshape(shape)
 
 
+def start_clock(run: Callable[[int], None]) -> int:
+    """Fork a process that does ``run(parent)``, the parent's number; return its own.
+
+    Call it before clients are made, from a single-threaded process.
+    """
+    parent = os.getpid()
+    clock = os.fork()
+    if clock == 0:
+        try:
+            run(parent)
+        finally:
+            os._exit(0)
+    return clock
+
+
+def all_come(are_ready: Callable[[], bool], parent: int) -> bool:
+    """In a clock: wait for all clients; False where some stayed away, or the parent is gone."""
+    limit = time.monotonic() + START_LIMIT_S
+    while not are_ready():
+        if time.monotonic() > limit or os.getppid() != parent:
+            return False
+        time.sleep(0.001)
+    return True
+
+
 class Stage:
     """The common start, the counters and the samples of ``clients`` processes.
 
@@ -50,13 +75,7 @@ class Stage:
 
     def start_clock(self) -> None:
         """Fork the clock. Call it before the clients are made, from a single-threaded process."""
-        parent = os.getpid()
-        self._clock = os.fork()
-        if self._clock == 0:
-            try:
-                self._run_clock(parent)
-            finally:
-                os._exit(0)
+        self._clock = start_clock(self._run_clock)
 
     def _word(self, row: int, client: int) -> int:
         """Return the index of a client's word; row 0 is ready, 1 the counter, 2 the result."""
@@ -67,12 +86,9 @@ class Stage:
 
     def _run_clock(self, parent: int) -> None:
         words = self._words
-        limit = time.monotonic() + START_LIMIT_S
-        while not all(self._row(0)):
-            if time.monotonic() > limit or os.getppid() != parent:
-                words[_STOP] = words[_GO] = 1
-                return
-            time.sleep(0.001)
+        if not all_come(lambda: all(self._row(0)), parent):
+            words[_STOP] = words[_GO] = 1
+            return
         words[_GO] = 1
         time.sleep(min(0.1, self.seconds / 4))
         before = self._row(1)
@@ -86,11 +102,8 @@ class Stage:
             words[self._word(2, client)] = after[client] - before[client]
         words[_STOP] = 1
 
-    def drive(self, client: int, call: Callable[[], object], each: int = 1) -> None:
-        """In a client: wait for the common start, then call until the clock says stop.
-
-        ``each``: as how many calls one counts.
-        """
+    def drive(self, client: int, call: Callable[[], object]) -> None:
+        """In a client: wait for the common start, then call until the clock says stop."""
         words = self._words
         words[self._word(0, client)] = 1
         while not words[_GO]:
@@ -108,7 +121,7 @@ class Stage:
                     taken += 1
             else:
                 call()
-            done += each
+            done += 1
             words[index] = done
         if self.timed:
             words[_SAMPLES] = taken

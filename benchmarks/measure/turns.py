@@ -7,12 +7,13 @@ Never says what a client does.
 
 from __future__ import annotations
 
+import mmap
 import os
 import time
 from collections.abc import Callable
 
 from benchmarks.measure.figures import ProbeFailed
-from benchmarks.measure.stage import START_LIMIT_S, shared_array
+from benchmarks.measure.stage import all_come, shared_array, start_clock
 
 TURN_S = 0.05  # of one kind
 _WAITS, _OVER = -1, -2  # instead of a kind's number
@@ -30,7 +31,7 @@ class Turns:
     def __init__(self, clients: int, kinds: int, seconds: float) -> None:
         self.cycles = max(1, round(seconds / (kinds * TURN_S)))
         self._kinds = kinds
-        self._turn = memoryview(shared_array((1,), "int64"))  # type: ignore[arg-type]
+        self._turn = memoryview(mmap.mmap(-1, 8)).cast("q")
         self._turn[0] = _WAITS
         self._ready = shared_array((clients,), "int64")
         self._counts = shared_array((clients, kinds), "int64")
@@ -39,29 +40,20 @@ class Turns:
 
     def start_clock(self) -> None:
         """Fork the clock. Call it before the clients are made, from a single-threaded process."""
-        parent = os.getpid()
-        self._clock = os.fork()
-        if self._clock == 0:
-            try:
-                self._run_clock(parent)
-            finally:
-                self._turn[0] = _OVER
-                os._exit(0)
+        self._clock = start_clock(self._run_clock)
 
     def _run_clock(self, parent: int) -> None:
-        limit = time.monotonic() + START_LIMIT_S
-        while not self._ready.all():
-            if time.monotonic() > limit or os.getppid() != parent:
-                return
-            time.sleep(0.001)
         order = list(range(self._kinds))
-        for _ in range(self.cycles):
-            for kind in order:
-                began = time.monotonic_ns()
-                self._turn[0] = kind
-                time.sleep(TURN_S)
-                self._took_ns[kind] += time.monotonic_ns() - began
-            order.reverse()  # whatever a kind leaves behind does not always meet the same one
+        try:
+            for _ in range(self.cycles if all_come(self._ready.all, parent) else 0):
+                for kind in order:
+                    began = time.monotonic_ns()
+                    self._turn[0] = kind
+                    time.sleep(TURN_S)
+                    self._took_ns[kind] += time.monotonic_ns() - began
+                order.reverse()  # whatever a kind leaves behind does not always meet the same one
+        finally:
+            self._turn[0] = _OVER
 
     def lasts(self, kind: int) -> bool:
         """In a client: whether that kind's turn is not over yet."""

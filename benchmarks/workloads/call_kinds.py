@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ WARM_UP = 200  # calls of each kind
 WARM_UP_OF_MANY = 5  # calls of each kind by each of many children
 CHILDREN, HELPERS = 32, 2
 ROUNDS = 3
-KIND_S = 0.4  # of each kind at least: 32 turns of an event loop end in a tenth of that
+KIND_S = 0.4  # of each kind at least, in several turns
 LIMIT_S = 120.0
 
 # Each kind, and what it is in words.
@@ -180,24 +181,19 @@ def crowd(seconds: float) -> dict[str, float]:
         each = [(kind in AWAITED, calls[kind]) for kind in KINDS]
         loop = asyncio.new_event_loop()
 
-        def work(kind: int) -> int:
+        def work(kind: int, lasts: Callable[[], bool]) -> int:
             is_awaited, call = each[kind]
             if is_awaited:
-                return loop.run_until_complete(awaited_while(lambda: turns.lasts(kind), call))
+                return loop.run_until_complete(awaited_while(lasts, call))
             done = 0
-            while turns.lasts(kind):
+            while lasts():
                 call()
                 done += 1
             return done
 
-        for is_awaited, call in each:
-            left = iter([True] * WARM_UP_OF_MANY)
-            if is_awaited:
-                loop.run_until_complete(awaited_while(lambda left=left: next(left, False), call))
-            else:
-                for _ in left:
-                    call()
-        turns.drive(rank, work)
+        for kind in range(len(each)):
+            work(kind, partial(next, iter([True] * WARM_UP_OF_MANY), False))
+        turns.drive(rank, lambda kind: work(kind, partial(turns.lasts, kind)))
         loop.close()
 
     turns.start_clock()

@@ -255,21 +255,20 @@ class LoopReader:
 
     Attributes:
         waiting: the calls that wait in it.
-        looks: whether a look after calls that nobody awaits is due.
         is_at_work: whether its own callback reads replies now. Only then may a call be ended at
             once in the loop's thread. A signal handler runs in that thread, too. If it ended a
             call, nothing would wake a sleeping loop; and if it removed a reader, a callback that
             the loop is about to run would be lost.
     """
 
-    __slots__ = ("_descriptors", "_port", "is_at_work", "looks", "waiting")
+    __slots__ = ("_descriptors", "_looks", "_port", "is_at_work", "waiting")
 
     def __init__(self) -> None:
         self.waiting: set[Started[Any]] = set()
         self.is_at_work = False
         self._port: weakref.ref[Port] | None = None  # whose replies are read
         self._descriptors: tuple[int, ...] = ()
-        self.looks = False
+        self._looks = False  # a look after calls that nobody awaits is due
 
     def enter(self, loop: asyncio.AbstractEventLoop, port: Port, one: Started[Any]) -> None:
         """A call waits in it."""
@@ -283,13 +282,13 @@ class LoopReader:
 
     def look_after(self, loop: asyncio.AbstractEventLoop, port: Port) -> None:
         """Have the loop read, before long, the replies of calls that nobody awaits."""
-        if not self.looks:
+        if not self._looks:
             loop.call_later(LOOK_S, self._look, loop, port)
-            self.looks = True
+            self._looks = True
 
     def _look(self, loop: asyncio.AbstractEventLoop, port: Port) -> None:
         """The loop's own callback: they may have come."""
-        self.looks = False
+        self._looks = False
         if not self.waiting:
             self._stop(loop)
         if port.outstanding or self.waiting:
@@ -415,7 +414,11 @@ class Started(Coroutine[Any, Any, R]):
 
     def rouse(self) -> None:
         """Whoever awaits it goes on, if it has ended."""
-        if self._made is ENDED and self._woken is not None and not self._woken.done():
+        if self._made is ENDED:
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._woken is not None and not self._woken.done():
             self._woken.set_result(None)
 
     def take_end(self) -> bool:
@@ -464,8 +467,7 @@ class Started(Coroutine[Any, Any, R]):
             self.ended(self._ticket.call, None, core.error_of(core.ECANCELLED))
 
     def _has_ended(self, done: asyncio.Future[R]) -> None:
-        if self._woken is not None and not self._woken.done():
-            self._woken.set_result(None)
+        self._wake()
         if done.cancelled() and self._ticket is not None and self._port.cancel(self._ticket):
             self._set(None, None)
 

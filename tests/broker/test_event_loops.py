@@ -60,6 +60,11 @@ def near(monkeypatch):
     monkeypatch.setattr(runtime.require_port(), "submit", submit, raising=False)
 
 
+async def awaits(started):
+    """As a task of its own does."""
+    return await started
+
+
 async def until(condition):
     end = time.monotonic() + 20
     while not condition():
@@ -225,19 +230,15 @@ def test_calls_that_are_awaited_together_all_end(x):
 def test_whoever_awaits_the_same_call_gets_the_same_answer(x, first):
     gate = shmgpu.arena.zeros(1)
 
+    async def asks(started):
+        while not started.done():
+            await asyncio.sleep(0.001)
+        return started.result()
+
     async def main():
         started = held.aio(gate[:], 7)
-
-        async def awaits():
-            return await started
-
-        async def asks():
-            while not started.done():
-                await asyncio.sleep(0.001)
-            return started.result()
-
         kinds = [awaits, asks, awaits] if first == "awaits" else [asks, awaits, awaits]
-        tasks = [asyncio.ensure_future(kind()) for kind in kinds]
+        tasks = [asyncio.ensure_future(kind(started)) for kind in kinds]
         await asyncio.sleep(0.01)
         assert not any(task.done() for task in tasks)
         gate[0] = 1
@@ -253,10 +254,7 @@ def test_a_call_that_is_cancelled_as_somebody_awaits_it_wakes_them(x, who):
     async def main():
         started = held.aio(gate[:], 7)
 
-        async def awaits():
-            return await started
-
-        tasks = [asyncio.ensure_future(awaits()) for _ in range(2)]
+        tasks = [asyncio.ensure_future(awaits(started)) for _ in range(2)]
         await asyncio.sleep(0.01)
         (started if who == "the call" else tasks[0]).cancel()
         done, late = await asyncio.wait(tasks, timeout=5)
@@ -293,12 +291,9 @@ def test_a_coroutine_that_is_closed_as_it_awaits_a_call_takes_it_along_unless_ot
     async def main():
         started = held.aio(gate[:], 7)
 
-        async def awaits():
-            return await started
-
-        closed = awaits()
+        closed = awaits(started)
         closed.send(None)
-        tasks = [asyncio.ensure_future(awaits()) for _ in range(others)]
+        tasks = [asyncio.ensure_future(awaits(started)) for _ in range(others)]
         await asyncio.sleep(0.01)
         closed.close()
         gate[0] = 1

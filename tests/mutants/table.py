@@ -656,8 +656,8 @@ MUTANTS = [
     Mutant(
         "calls",
         "shmgpu/functions.py",
-        "        started.reader.look_after(loop, port)\n",
-        "        pass\n",
+        "    started.reader.look_after(loop, port)\n",
+        "",
         "tests/broker/test_event_loops.py::test_a_call_that_nobody_awaits_ends_all_the_same",
     ),
     Mutant(

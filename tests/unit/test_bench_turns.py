@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from benchmarks.measure import stage
 from benchmarks.measure import turns as measured
 from benchmarks.measure.figures import ProbeFailed
 from benchmarks.measure.turns import Turns
@@ -58,7 +59,7 @@ def test_kinds_that_were_not_done_and_clients_that_never_came_are_said(monkeypat
     assert driven(turns, [work]) == [0]
     with pytest.raises(ProbeFailed, match="some kinds"):
         turns.rates()
-    monkeypatch.setattr(measured, "START_LIMIT_S", 0.05)
+    monkeypatch.setattr(stage, "START_LIMIT_S", 0.05)
     turns = Turns(2, 2, seconds=0.02)
     assert driven(turns, [work]) == [0]
     with pytest.raises(ProbeFailed, match="not every client"):
