@@ -9,8 +9,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+ENDINGS = (signal.SIGINT, signal.SIGTERM)
 INTERRUPTED = 128 + signal.SIGINT
 READER_LEFT = 128 + signal.SIGPIPE
 
@@ -28,6 +31,27 @@ def run(main: Callable[[], int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return READER_LEFT
     return status
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Let an end wait until the block is left.
+
+    For whoever starts a process: an exception between the fork and its number's return would leave
+    a process that nobody knows. Threads other than the main one are never interrupted.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {end: signal.signal(end, lambda number, _: came.append(number)) for end in ENDINGS}
+    try:
+        yield
+    finally:
+        for end, handler in before.items():
+            signal.signal(end, handler)
+        for number in came:
+            signal.raise_signal(number)
 
 
 def _leave(number: int, frame: object) -> None:

@@ -11,13 +11,17 @@ import functools
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from benchmarks.measure import endings
 from benchmarks.measure.figures import ProbeFailed, Unavailable
+from benchmarks.measure.processes import await_that, group_runs
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = Path("benchmarks") / "c"
@@ -25,6 +29,7 @@ LIBRARY = Path("csrc")
 EXTENSIONS = ROOT / LIBRARY / "python"
 OUTPUT = Path("build") / "bench"
 HARDENING = LIBRARY / "hardening.py"
+KILLED_LIMIT_S = 5.0
 FLAGS = ("-O2", "-std=c11", "-D_GNU_SOURCE", "-pthread")
 
 
@@ -108,36 +113,38 @@ def run_json(command: Sequence[str | Path], timeout_s: float) -> dict[str, Any]:
 def run_text(command: Sequence[str | Path], timeout_s: float) -> str:
     """Run a program in a session of its own and return what it printed. Raises ProbeFailed.
 
-    When it overruns ``timeout_s`` its whole process group is killed, so that a benchmark that
-    hangs leaves nothing behind.
+    When it overruns ``timeout_s``, or somebody ends the run, its whole process group is killed, so
+    that a benchmark that hangs leaves nothing behind.
     """
     name = Path(command[0]).name
-    with subprocess.Popen(
-        [str(part) for part in command],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        try:
-            output, errors = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
+    process: subprocess.Popen[str] | None = None
+    try:
+        with endings.held():
+            process = subprocess.Popen(
+                [str(part) for part in command],
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+        output, errors = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        raise ProbeFailed(f"{name} did not end within {timeout_s:.0f} s") from None
+    finally:
+        if process is not None and process.returncode is None:
             end_group(process)
-            raise ProbeFailed(f"{name} did not end within {timeout_s:.0f} s") from None
-        except BaseException:
-            end_group(process)
-            raise
     if process.returncode != 0:
         raise ProbeFailed(f"{name} ended with {process.returncode}: {tail(errors)}")
     return output
 
 
 def end_group(process: subprocess.Popen[str]) -> None:
-    """Kill a process started with ``start_new_session`` and everything it forked."""
-    try:
-        os.killpg(process.pid, 9)
-    except ProcessLookupError:
-        pass
-    process.wait()
+    """Kill a process started with ``start_new_session`` and everything it forked; wait for all."""
+    with process:  # which closes its pipes
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    # Its forks are others' to ask for, and take their time where they have much memory.
+    await_that(lambda: not group_runs(process.pid), KILLED_LIMIT_S)

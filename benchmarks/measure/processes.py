@@ -15,12 +15,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from benchmarks.measure.figures import ProbeFailed
 
 MIB = 1 << 20
+LOOK_AGAIN_S = 0.02
+ENDED = "ZX"  # states of proc(5): waits to be asked for, is being taken away
 _LENGTH = struct.Struct("<I")
 
 
@@ -65,8 +67,7 @@ def resident_mib(pid: int) -> float:
 
 def cpu_ticks(pid: int) -> int:
     """Return the clock ticks of user and system time that a process has used."""
-    # The name may hold spaces and brackets: the fields count from behind the last one.
-    fields = _proc(str(pid), "stat").rpartition(")")[2].split()
+    fields = _stat(str(pid))
     return int(fields[11]) + int(fields[12])
 
 
@@ -102,6 +103,52 @@ def busy_neighbours(count: int = 2) -> Iterator[None]:
 def children_of(pid: int) -> list[int]:
     """Return the ids of what a process has forked, in order; of a dispatcher, its helpers first."""
     return [int(one) for one in _proc(str(pid), f"task/{pid}/children").split()]
+
+
+def runs(pid: int) -> bool:
+    """Whether there is such a process, and it has not ended."""
+    try:
+        return _stat(str(pid))[0] not in ENDED
+    except OSError:
+        return False
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the ids of a process's children, of theirs, and so on."""
+    children: dict[int, list[int]] = {}
+    for one, (_, parent, *_) in _stats():
+        children.setdefault(int(parent), []).append(one)
+    found: list[int] = []
+    look = [pid]
+    while look:
+        mine = children.get(look.pop(), [])
+        found += mine
+        look += mine
+    return found
+
+
+def await_that(condition: Callable[[], bool], seconds: float) -> None:
+    """Wait until that is so, at most as long."""
+    limit = time.monotonic() + seconds
+    while not condition() and time.monotonic() < limit:
+        time.sleep(LOOK_AGAIN_S)
+
+
+def group_runs(group: int) -> bool:
+    """Whether a process of that group has not ended."""
+    return any(int(of) == group and state not in ENDED for _, (state, _, of, *_) in _stats())
+
+
+def _stats() -> Iterator[tuple[int, list[str]]]:
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            yield int(folder.name), _stat(folder.name)
+
+
+def _stat(who: str) -> list[str]:
+    """Return what /proc says from the state on: state, parent, group and so on, see proc(5)."""
+    # The name may hold spaces and brackets: the fields count from behind the last one.
+    return _proc(who, "stat").rpartition(")")[2].split()
 
 
 def _proc(who: str, name: str) -> str:

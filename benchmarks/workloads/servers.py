@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks.measure.figures import ProbeFailed
 from benchmarks.measure.httpload import HOST, Answer, HttpRequest, ask
 from benchmarks.measure.native import ROOT, tail
-from benchmarks.measure.processes import private_mib
+from benchmarks.measure.processes import LOOK_AGAIN_S, await_that, descendants, private_mib, runs
 from benchmarks.peers.servers.wires import Floats, WireFormat, shared
 
 Asking = Callable[[int, HttpRequest], Answer]  # posts a request to a port
@@ -34,7 +34,6 @@ END_LIMIT_S = 2.0  # mosec often waits half a minute for requests whose clients 
 MOMENT_S = 0.3
 CLEANING_LIMIT_S = 10.0
 CLEANER = b"multiprocessing.resource_tracker"
-LOOK_AGAIN_S = 0.02
 CHECKS = 16  # over connections of their own, so that no worker's first request is measured
 
 
@@ -110,7 +109,7 @@ def regions(
     try:
         yield wire_of(*names, views[1][: len(x)])
     finally:
-        _wait(lambda: _unregistered(port), END_LIMIT_S)
+        await_that(lambda: _unregistered(port), END_LIMIT_S)
         for path in paths:
             path.unlink()
 
@@ -148,20 +147,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         return process.poll() is not None and not any(map(runs, left))
 
     process.send_signal(signal.SIGTERM)
-    _wait(lambda: process.poll() is not None, END_LIMIT_S)
-    _wait(gone, MOMENT_S)
+    await_that(lambda: process.poll() is not None, END_LIMIT_S)
+    await_that(gone, MOMENT_S)
     _tell(others, signal.SIGTERM)
-    _wait(gone, MOMENT_S)
+    await_that(gone, MOMENT_S)
     _tell([process.pid, *others], signal.SIGKILL)
     process.wait()
-    _wait(gone, CLEANING_LIMIT_S)
+    await_that(gone, CLEANING_LIMIT_S)
     _tell(cleaners, signal.SIGKILL)
-
-
-def _wait(condition: Callable[[], bool], seconds: float) -> None:
-    limit = time.monotonic() + seconds
-    while not condition() and time.monotonic() < limit:
-        time.sleep(LOOK_AGAIN_S)
 
 
 def _tell(pids: Sequence[int], number: int) -> None:
@@ -175,30 +168,3 @@ def _is_cleaner(pid: int) -> bool:
         return CLEANER in (Path("/proc") / str(pid) / "cmdline").read_bytes()
     except OSError:
         return False
-
-
-def runs(pid: int) -> bool:
-    """Whether there is such a process, and it has not ended."""
-    try:
-        state = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
-def descendants(pid: int) -> list[int]:
-    """Return the ids of a process's children, of theirs, and so on."""
-    children: dict[int, list[int]] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        children.setdefault(int(fields[1]), []).append(int(folder.name))
-    found: list[int] = []
-    look = [pid]
-    while look:
-        mine = children.get(look.pop(), [])
-        found += mine
-        look += mine
-    return found

@@ -16,8 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that an installed shmgpu is not hidden by the checkout's.
 sys.path.append(str(ROOT))
 
-from benchmarks.measure import harness, isolate, sizes  # noqa: E402
+from benchmarks.measure import harness, isolate, native, sizes  # noqa: E402
 from benchmarks.measure.figures import Figure, Group, Probe, ProbeFailed  # noqa: E402
+from benchmarks.measure.processes import group_runs  # noqa: E402
 from benchmarks.measure.task import DIRECTIONS, Task  # noqa: E402
 from benchmarks.peers import PEERS, find, work  # noqa: E402
 from benchmarks.workloads import calls, payload  # noqa: E402
@@ -257,6 +258,45 @@ def test_a_run_that_is_told_to_end_ends_its_probes_and_removes_their_files(tmp_p
         process.terminate()
         assert process.wait() == 128 + signal.SIGTERM
     assert not list(tmp_path.glob("*")) and not is_named(str(tmp_path))
+
+
+def test_a_run_that_is_told_to_end_as_a_probe_starts_knows_the_probe(monkeypatch):
+    """Told between the fork and the return of its number, where nobody could end it."""
+    started = []
+
+    class Interrupted(subprocess.Popen):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            started.append(self)
+            signal.raise_signal(signal.SIGTERM)
+
+    def leave(number, frame):
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        with monkeypatch.context() as patched, pytest.raises(SystemExit):
+            patched.setattr(native.subprocess, "Popen", Interrupted)
+            native.run_text(["sh", "-c", "sleep 600 & sleep 600"], 60.0)
+        assert signal.getsignal(signal.SIGTERM) is leave
+        (probe,) = started
+        assert probe.returncode == -signal.SIGKILL and not group_runs(probe.pid)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_what_a_killed_program_forked_has_ended_too():
+    """Much memory takes its time: what is measured next must not run beside that."""
+    program = "import os, time; held = os.fork() or b'x' * (1 << 29); print(flush=True)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"{program}; time.sleep(600)"],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert [process.stdout.readline(), process.stdout.readline()] == ["\n", "\n"]
+    native.end_group(process)
+    assert not group_runs(process.pid)
 
 
 def test_a_peer_is_found_by_its_name():
