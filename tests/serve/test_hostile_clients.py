@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import pages
 import pytest
 from serve import servers
 from serve.test_connections import JSON, MODEL, PATH, connected, read_all
@@ -227,8 +228,7 @@ def test_a_file_that_is_no_socket_stays_where_it_is(tmp_path):
 def test_every_flag_that_limits_is_on_the_page_about_security():
     from shmgpu.serve import options as flags
 
-    package = pathlib.Path(flags.__file__).parent
-    page = (package / "SECURITY.md").read_text()
+    page = pages.text_of(pathlib.Path(flags.__file__).with_name("SECURITY.md"))
     limits = ("max-", "allow-", "timeout", "tls", "token", "host", "uds")
     missing = [
         f.name

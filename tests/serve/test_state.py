@@ -147,6 +147,22 @@ def test_reloads_that_were_asked_for_are_counted_and_the_end_is_seen():
 # ---- what a worker cannot import ---------------------------------------------------------------
 
 
+def test_a_count_that_others_read_while_it_is_written_never_goes_back():
+    table, asked = ControlTable({}), 100_000
+    reader = os.fork()
+    if reader == 0:
+        last = went_back = 0
+        while last < asked:
+            count = table.reloads_asked
+            went_back += count < last
+            last = max(last, count)
+        os._exit(went_back > 0)
+    for _ in range(asked):
+        table.ask_reload()
+    assert os.waitpid(reader, 0)[1] == 0
+    table.close()
+
+
 def test_a_model_whose_function_a_worker_cannot_find_is_refused_and_the_log_says_why(
     tmp_path, caplog
 ):

@@ -8,6 +8,7 @@ import pathlib
 import re
 import socket
 
+import pages
 import pytest
 from serve import servers
 
@@ -112,7 +113,7 @@ GRPC = {
 
 
 def rows():
-    section = PAGE.read_text().partition("### Stricter than Triton")[2].partition("\n## ")[0]
+    section = pages.text_of(PAGE).partition("### Stricter than Triton")[2].partition("\n## ")[0]
     return re.findall(r"^\| (?!refused|---)(.+?) \| .+ \|$", section, re.MULTILINE)
 
 

@@ -15,7 +15,6 @@ import contextlib
 import fcntl
 import mmap
 import os
-import struct
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -24,11 +23,11 @@ import orjson
 
 from shmgpu.errors import ConfigError
 
-_HEAD = struct.Struct("<QQQ")  # version; bytes of the even half, of the odd half; then:
-# Apart from the state, because the parent writes them and must not wait for a lock: a byte, and how
-# many reloads were asked for. The long lock guards how many of those are done.
-_DRAINING, _ASKED, _DONE = 24, 32, 40
-_U64 = struct.Struct("<Q")
+# Its first words, each written whole: what packs a struct clears its place first, and others read
+# meanwhile. The version; bytes of the even half, of the odd half; then, apart from the state, as
+# the parent writes them and must not wait for a lock: whether the server ends, and how many reloads
+# were asked for. The long lock guards how many of those are done.
+_VERSION, _SIZES, _DRAINING, _ASKED, _DONE = 0, 1, 3, 4, 5
 _HEAD_BYTES = 64
 HALF_BYTES = 4 << 20
 
@@ -51,14 +50,15 @@ class ControlTable:
     @property
     def version(self) -> int:
         """How often it was changed."""
-        return self._words[0]
+        return self._words[_VERSION]
 
     def read(self) -> tuple[int, dict[str, Any]]:
         """Version and state, which the caller must not change."""
         while self._seen != self.version:
-            version, *sizes = _HEAD.unpack_from(self._memory, 0)
-            start = _HEAD_BYTES + (version & 1) * HALF_BYTES
-            data = self._memory[start : start + sizes[version & 1]]
+            version = self.version
+            half = version & 1
+            start = _HEAD_BYTES + half * HALF_BYTES
+            data = self._memory[start : start + self._words[_SIZES + half]]
             if version == self.version:  # two changes later this half would be overwritten
                 self._state = orjson.loads(data)
                 self._seen = version
@@ -87,8 +87,8 @@ class ControlTable:
         half = version & 1
         start = _HEAD_BYTES + half * HALF_BYTES
         self._memory[start : start + len(data)] = data
-        _U64.pack_into(self._memory, 8 + 8 * half, len(data))
-        _U64.pack_into(self._memory, 0, version)
+        self._words[_SIZES + half] = len(data)
+        self._words[_VERSION] = version
 
     def try_hold(self) -> bool:
         """Take the long lock, under which models are loaded and unloaded; False: it is taken."""
@@ -109,31 +109,29 @@ class ControlTable:
     @property
     def is_draining(self) -> bool:
         """Whether the server is on its way to its end."""
-        return self._memory[_DRAINING] != 0
+        return self._words[_DRAINING] != 0
 
     def begin_draining(self) -> None:
         """The server is on its way to its end."""
-        self._memory[_DRAINING] = 1
+        self._words[_DRAINING] = 1
 
     def ask_reload(self) -> None:
         """Ask for a reload of all models, which a worker will do."""
-        _U64.pack_into(self._memory, _ASKED, self.reloads_asked + 1)
+        self._words[_ASKED] = self.reloads_asked + 1
 
     @property
     def reloads_asked(self) -> int:
         """How often that was asked for."""
-        asked: int = _U64.unpack_from(self._memory, _ASKED)[0]
-        return asked
+        return self._words[_ASKED]
 
     @property
     def reloads_done(self) -> int:
         """How many of those are done; whoever sets it holds the long lock."""
-        done: int = _U64.unpack_from(self._memory, _DONE)[0]
-        return done
+        return self._words[_DONE]
 
     @reloads_done.setter
     def reloads_done(self, count: int) -> None:
-        _U64.pack_into(self._memory, _DONE, count)
+        self._words[_DONE] = count
 
     def close(self) -> None:
         """Give it back."""
