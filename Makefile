@@ -88,6 +88,8 @@ endif
 build/sources:
 	@mkdir -p build && echo "$(CORE_C) $(PYTHON_C)" >$@
 
+extension_sources := $(CORE_C) $(CORE_H) $(PYTHON_C) csrc/build_core.py csrc/build_python.py csrc/hardening.py setup.py build/sources
+
 core_flags := FAULTS=$(FAULTS)
 ifneq ($(core_flags),$(shell cat build/core-flags 2>/dev/null))
 .PHONY: build/core-flags
@@ -96,7 +98,7 @@ build/core-flags:
 	@mkdir -p build && echo "$(core_flags)" >$@
 
 $(CORE): export SHMGPU_BUILD_FAULTS := $(FAULTS)
-$(CORE): $(CORE_C) $(CORE_H) $(PYTHON_C) csrc/build_core.py csrc/build_python.py csrc/hardening.py setup.py build/sources build/core-flags | $(VENV)/.stamp-run
+$(CORE): $(extension_sources) build/core-flags | $(VENV)/.stamp-run
 	@$(call locked,extensions,$(PY) setup.py -q build_ext --inplace --force)
 	@touch $@
 
@@ -104,9 +106,23 @@ $(CORE): $(CORE_C) $(CORE_H) $(PYTHON_C) csrc/build_core.py csrc/build_python.py
 FAULTY := build/faults/shmgpu/_core.abi3.so
 package_parts := $(wildcard shmgpu/*.py) shmgpu/py.typed $(patsubst %/,%,$(dir $(wildcard shmgpu/*/__init__.py)))
 $(FAULTY): export SHMGPU_BUILD_FAULTS := 1
-$(FAULTY): $(CORE_C) $(CORE_H) $(PYTHON_C) csrc/build_core.py csrc/build_python.py csrc/hardening.py setup.py build/sources | $(VENV)/.stamp-run
+$(FAULTY): $(extension_sources) | $(VENV)/.stamp-run
 	@$(call locked,extensions-with-faults,$(PY) setup.py -q build_ext --force --build-temp build/faults-temp --build-lib build/faults)
 	@touch $@
+
+# The same package with all of its C under ASan and UBSan: tests of calls run on it. Python's own objects
+# come from malloc then, so what is used after its end is seen, whosever it is.
+SANITIZED := build/sanitized/shmgpu/_core.abi3.so
+sanitizers := -fsanitize=address,undefined
+$(SANITIZED): export CFLAGS += $(sanitizers) -fno-sanitize-recover=undefined -fno-omit-frame-pointer -O1 -g
+$(SANITIZED): export LDFLAGS += $(sanitizers)
+$(SANITIZED): $(extension_sources) | $(VENV)/.stamp-run
+	@$(call locked,extensions-sanitized,$(PY) setup.py -q build_ext --force --build-temp build/sanitized-temp --build-lib build/sanitized)
+	@touch $@
+sanitized_tests := $(addprefix tests/unit/test_,signatures.py known_calls.py future_objects.py wakes.py) \
+  $(addprefix tests/broker/test_,batches.py calls.py event_loops.py futures.py interrupted.py kept_while_out.py \
+    kinds_of_calls.py mutates.py nonsense.py output_buffers.py prepared_calls.py windows.py) \
+  $(addprefix tests/serve/test_,http2_session.py json_fast_path.py)
 
 # ---- what people ask for -----------------------------------------------------------------
 
@@ -120,9 +136,19 @@ house: ## what is where: each wing, what it never does, its files and in whose p
 demo: $(VENV)/.stamp-run $(CORE) ## 32 processes, 2 sessions, real data: what this is about
 	@$(VENV)/bin/shmgpu demo
 
+# A build beside the normal one: its extensions, and links to all that is Python.
+beside = find $(1)/shmgpu -maxdepth 1 -xtype l -delete && \
+  for part in $(package_parts); do ln -sfn "../../../$$part" "$(1)/$$part"; done
+
 faults: $(FAULTY) ## the test build, with fault points, into build/faults (see tests/README.md)
-	@find build/faults/shmgpu -maxdepth 1 -xtype l -delete
-	@for part in $(package_parts); do ln -sfn "../../../$$part" "build/faults/$$part"; done
+	@$(call beside,build/faults)
+
+# Not python -m pytest, which would look for the package in this folder first.
+.PHONY: sanitized
+sanitized: $(VENV)/.stamp-dev $(SANITIZED) ## tests of calls, with all C of the package under ASan and UBSan (T='tests/broker')
+	@$(call beside,build/sanitized)
+	@$(call step,sanitized,tests/under sanitized "$(CC)" build/sanitized timeout --foreground --signal=ABRT \
+	  --kill-after=30 1500 $(VENV)/bin/pytest --timeout=360 $(or $(T),$(side_by_side) $(sanitized_tests)))
 
 # A worker for each core and one more (tests/parallel.py), and whole files for each worker: what a
 # file's tests share is made once.
@@ -178,7 +204,7 @@ site: $(VENV)/.stamp-site $(CORE) ## the pages and a reference of the public nam
 	@$(PY) .site/build.py
 
 ifeq ($(SAN),)
-check: $(VENV)/.stamp-dev $(CORE) faults ## lint, types, layering, the slow tests, rough conditions, C tests plain and sanitized
+check: $(VENV)/.stamp-dev $(CORE) faults ## lint, types, layering, the slow tests, rough conditions, all C sanitized
 	@$(call step,lint,$(PY) -m ruff check .)
 	@$(call step,format,$(PY) -m ruff format --check .)
 	@$(call step,types,$(PY) -m mypy)
@@ -192,6 +218,7 @@ check: $(VENV)/.stamp-dev $(CORE) faults ## lint, types, layering, the slow test
 	@$(MAKE) ctest FAULTS=1 T=collective
 	@$(MAKE) ctest SAN=address,undefined
 	@$(MAKE) ctest SAN=thread
+	@$(MAKE) sanitized
 else
 check: ctest # `make check SAN=...`: the C tests under that sanitizer
 endif

@@ -515,8 +515,11 @@ int shm_port_await_end(uint32_t port, uint64_t sequence, uint64_t deadline_ns);
  * come, for as long as a caller that waits for it looks before it sleeps. */
 int shm_port_is_near(uint32_t port, uint64_t sequence);
 enum { SHM_GLANCE = 1 };
-/* The same, and takes the reply. The other gives one back to where it was. */
-int shm_port_await_reply(uint32_t port, uint64_t sequence, uint64_t deadline_ns, shm_reply_t *reply);
+/* The same, and takes the reply. With a descriptor beside it (-1: none), such as an event loop's, it
+ * ends early where that becomes readable before the reply comes (SHM_EINTR), or where another thread
+ * reads replies (SHM_EAGAIN). The other gives a reply back to where it was. */
+int shm_port_await_reply(uint32_t port, uint64_t sequence, uint64_t deadline_ns, int beside_fd,
+                         shm_reply_t *reply);
 void shm_port_put_back(uint32_t port, const shm_reply_t *reply);
 /* Replies of submitted and abandoned calls: how many were put into out; 0 at the time-out.
  * timeout_ns: 0 does not wait, negative waits for ever. SHM_EBROKER_DIED when none can come. */

@@ -99,7 +99,8 @@ class Function(DeclaredFunction, QuickFunction, Calls[P, R]):
 
         def aio(self, *args: P.args, **kwargs: P.kwargs) -> Started[R]:
             """Send the call from a running event loop; returns an awaitable. Uses no thread."""
-            return _aio(self, args, kwargs, None)
+            sent = quick.start_awaited(self, args, kwargs, Started)
+            return sent or _aio(self, args, kwargs, None)
 
         def map(
             self,

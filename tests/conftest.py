@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import ctypes.util
 import gc
+import importlib.util
 import os
 import pathlib
 import random
@@ -36,6 +37,7 @@ import pytest
 import warm
 
 GRACE_S = 5.0
+TESTED = "TESTED_PACKAGE"  # the folder that the package has to come from, as tests/under says
 FRESH = "TESTS_FRESH"  # set to "yes" in a process that was started for one test
 FAILED = pytest.StashKey[bool]()
 PLACE = pytest.StashKey[pathlib.Path]()  # what all workers of a run share; its first process's
@@ -263,6 +265,10 @@ def pytest_configure(config):
     """No test joins a broker that its user happens to run; and signals mean what tests say they
     mean, though a shell put them in the background, or nohup had a terminal's end ignored."""
     os.environ.setdefault("SHMGPU_AUTO", "never")
+    if wanted := os.environ.get(TESTED):
+        found = importlib.util.find_spec("shmgpu")
+        if found is None or found.origin != os.path.join(wanted, "__init__.py"):
+            pytest.exit(f"not what is to be tested: {found and found.origin}, wanted {wanted}", 2)
     if given := config.getoption("operations"):
         os.environ[amount.VARIABLE] = given.partition(":")[0]
         with contextlib.suppress(ImportError):

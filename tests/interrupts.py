@@ -9,6 +9,7 @@ n-th point. Then the operation is done again and interrupted at the next one, un
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
 import pathlib
 import signal
@@ -86,6 +87,9 @@ class Interrupts:
             How many points there were.
         """
         for at in range(start, MOST, every):
+            # What an earlier one left is not collected meanwhile: raised in a finalizer, the
+            # exception would be lost.
+            gc.disable()
             self._c.arm(SIGNAL, at, gap, act, files)
             try:
                 try:
@@ -95,6 +99,8 @@ class Interrupts:
                 reached = self._c.disarm()
             except KeyboardInterrupt:  # the second, in the line above
                 reached = self._c.disarm()
+            finally:
+                gc.enable()
             try:
                 check()
             except BaseException as error:

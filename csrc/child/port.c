@@ -284,11 +284,12 @@ shm_reply_t shm_port_take_end_of(uint32_t number, uint64_t sequence) {
 shm_reply_t shm_port_take_end(uint32_t number) { return take_one(number, &shmi_port.queued); }
 shm_reply_t shm_port_take_growing(uint32_t number) { return take_one(number, &shmi_port.growing); }
 
-int shm_port_await_reply(uint32_t number, uint64_t sequence, uint64_t deadline_ns,
+int shm_port_await_reply(uint32_t number, uint64_t sequence, uint64_t deadline_ns, int beside_fd,
                          shm_reply_t *reply) {
   if (!shmi_port.open) return SHM_ENOT_CHILD;
   pthread_mutex_lock(&shmi_port.lock);
-  int status = is_other(number) ? SHM_ENOT_RUNNING : shmi_port_end_wait(sequence, deadline_ns, reply);
+  int status = is_other(number) ? SHM_ENOT_RUNNING
+                                : shmi_port_end_wait(sequence, deadline_ns, beside_fd, reply);
   pthread_mutex_unlock(&shmi_port.lock);
   return status;
 }
@@ -302,7 +303,7 @@ int shm_port_is_near(uint32_t number, uint64_t sequence) {
 }
 
 int shm_port_await_end(uint32_t number, uint64_t sequence, uint64_t deadline_ns) {
-  return shm_port_await_reply(number, sequence, deadline_ns, NULL);
+  return shm_port_await_reply(number, sequence, deadline_ns, -1, NULL);
 }
 
 void shm_port_put_back(uint32_t number, const shm_reply_t *reply) {
@@ -335,7 +336,7 @@ int shm_port_drain(shm_reply_t *out, int max, int64_t timeout_ns) {
 int shmi_port_claim(const uint64_t sequences[], int count) {
   if (!shmi_port.open) return count > 0 ? 0 : -1;
   pthread_mutex_lock(&shmi_port.lock);
-  if (!shmi_port.leading && !shmi_port.broken) shmi_port_lead_once(0, 0);
+  if (!shmi_port.leading && !shmi_port.broken) shmi_port_lead_once(0, 0, -1);
   int claimed = shmi_replies_take(&shmi_port.queued, sequences, count, NULL);
   pthread_mutex_unlock(&shmi_port.lock);
   return claimed;
@@ -400,7 +401,7 @@ int shmi_port_receive(shm_msg_t *msgs, int *statuses, int max) {
     if (shmi_port.messages_outstanding == 0) {
       status = shmi_port.broken ? SHM_EBROKER_DIED : SHM_EAGAIN;
     } else if (!shmi_port.leading) {
-      status = shmi_port_lead_once(-1, 0);
+      status = shmi_port_lead_once(-1, 0, -1);
     } else {
       /* Another thread reads, and may read this thread's answer: look again when it is done. */
       uint32_t seen = __atomic_load_n(&shmi_port.room_futex, __ATOMIC_ACQUIRE);

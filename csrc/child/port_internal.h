@@ -106,16 +106,17 @@ void shmi_port_entry_settle(shmi_entry_t *entry, int led_by_drainer);
 void shmi_port_settle_all(int status, int led_by_drainer);
 /* Wait for the reply of a call, leading if need be. */
 int shmi_port_entry_wait(shmi_entry_t *entry, uint64_t deadline_ns, shm_reply_t *reply);
-/* Wait for the reply of a submitted call, likewise; NULL: leave it where such replies are. */
-int shmi_port_end_wait(uint64_t sequence, uint64_t deadline_ns, shm_reply_t *reply);
+/* Wait for the reply of a submitted call, likewise; NULL: leave it where such replies are. As
+ * shm_port_await_reply. */
+int shmi_port_end_wait(uint64_t sequence, uint64_t deadline_ns, int beside_fd, shm_reply_t *reply);
 /* Wait for queued replies: how many there are, in the form of shm_port_await. */
 int64_t shmi_port_await_replies(int64_t timeout_ns);
 uint32_t shmi_port_window_now(void);
 
 /* Read replies once, as the leader; the lock is released while reading. timeout_ns < 0: block.
  * SHM_OK when frames were settled, SHM_EAGAIN at the time-out, SHM_ENOT_RUNNING when the port was
- * closed meanwhile. */
-int shmi_port_lead_once(int64_t timeout_ns, int as_drainer);
+ * closed meanwhile, SHM_EINTR where beside_fd (-1: none) became readable first. */
+int shmi_port_lead_once(int64_t timeout_ns, int as_drainer, int beside_fd);
 /* Nobody leads any more: wake one of those who wait for that. */
 void shmi_port_lead_pass(void);
 /* Take the lock after waiting without it: is the port still the one of that epoch? */

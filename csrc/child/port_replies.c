@@ -266,22 +266,39 @@ static int is_answered(void *unused) {
   return __atomic_load_n(shmi_port.answered, __ATOMIC_RELAXED) != shmi_port.answered_before;
 }
 
-int shmi_port_lead_once(int64_t timeout_ns, int as_drainer) {
+static int wait_for_reply(int reply_fd, int tick_fd, int beside_fd, int64_t timeout_ns) {
+  if (beside_fd < 0) return shmi_port_wait_for_reply(reply_fd, tick_fd, timeout_ns);
+  int ready = shmi_pipe_wait_either(reply_fd, beside_fd, timeout_ns);
+  return ready == 2 ? SHM_EINTR : ready;
+}
+
+/* How many frames, or a status; SHM_EAGAIN where none comes in time. Where it does not look up before it
+ * reads, it waits in the read itself, unless somebody else watches the pipe who has made it
+ * non-blocking, as uvloop does with all that it watches: that there is nothing yet is not its end. */
+static int read_frames(int reply_fd, int tick_fd, int beside_fd, shmi_frame_t *frames, int looks_up,
+                       int64_t timeout_ns) {
+  for (;; looks_up = 1) {
+    int ready = looks_up ? wait_for_reply(reply_fd, tick_fd, beside_fd, timeout_ns) : 1;
+    SHMI_FAULT(BEFORE_READ);
+    if (ready != 1) return ready == 0 ? SHM_EAGAIN : ready;
+    int got = shmi_pipe_read(reply_fd, frames, SHMI_PIPE_BURST);
+    if (got != 0) return got;
+  }
+}
+
+int shmi_port_lead_once(int64_t timeout_ns, int as_drainer, int beside_fd) {
   shmi_frame_t frames[SHMI_PIPE_BURST];
   uint32_t epoch = shmi_port.epoch;
   shmi_spin_t *spins = as_drainer ? NULL : shmi_port.spins;
-  int looks_up = timeout_ns >= 0 || (!as_drainer && shmi_port.heeds);
+  int looks_up = timeout_ns >= 0 || beside_fd >= 0 || (!as_drainer && shmi_port.heeds);
   int reply_fd = shmi_port.reply_fd, tick_fd = shmi_port.tick_fd;
   shmi_port.leading = 1;
   shmi_port.watches = spins != NULL;
   pthread_mutex_unlock(&shmi_port.lock);
-  int got = 1;
   uint64_t began_ns = spins != NULL ? shmi_clock_ns() : 0;
   int is_near = spins != NULL && shmi_spin(spins, SPIN_LOOKS, is_answered, NULL);
-  if (!is_near && looks_up) got = shmi_port_wait_for_reply(reply_fd, tick_fd, timeout_ns);
-  SHMI_FAULT(BEFORE_READ);
-  if (got == 1) got = shmi_pipe_read(reply_fd, frames, SHMI_PIPE_BURST);
-  else if (got == 0) got = SHM_EAGAIN;
+  int got = read_frames(reply_fd, looks_up ? tick_fd : -1, beside_fd, frames, !is_near && looks_up,
+                        timeout_ns);
   if (got > 0) SHMI_FAULT(AFTER_READ);
   if (spins != NULL && got > 0) shmi_spin_learn(spins, shmi_clock_ns() - began_ns);
   if (!shmi_port_lock_again(epoch)) return SHM_ENOT_RUNNING;
@@ -310,13 +327,15 @@ static void follow(shmi_entry_t *entry, int enter) {
 }
 
 /* Until its reply has come: SHM_ENOT_RUNNING when the entry belongs to a closed port by then. */
-static int wait_until_done(shmi_entry_t *entry, uint64_t deadline_ns) {
+static int wait_until_done(shmi_entry_t *entry, uint64_t deadline_ns, int beside_fd) {
   int status = SHM_OK;
   uint32_t epoch = shmi_port.epoch;
   while (entry->state != SHMI_ENTRY_DONE && status == SHM_OK) {
     if (!shmi_port.leading) {
-      status = shmi_port_lead_once(until(deadline_ns), 0);
+      status = shmi_port_lead_once(until(deadline_ns), 0, beside_fd);
       if (status == SHM_EAGAIN) status = SHM_ETIMEOUT;
+    } else if (beside_fd >= 0) {
+      status = SHM_EAGAIN; /* a follower watches nothing beside its own futex */
     } else {
       uint32_t seen = __atomic_load_n(&entry->futex, __ATOMIC_ACQUIRE);
       follow(entry, 1);
@@ -334,7 +353,7 @@ static int wait_until_done(shmi_entry_t *entry, uint64_t deadline_ns) {
 
 int shmi_port_entry_wait(shmi_entry_t *entry, uint64_t deadline_ns, shm_reply_t *reply) {
   reply->sequence = entry->sequence;
-  int status = wait_until_done(entry, deadline_ns);
+  int status = wait_until_done(entry, deadline_ns, -1);
   if (status == SHM_ENOT_RUNNING) return status;
   if (entry->state != SHMI_ENTRY_DONE) {
     if (status == SHM_ETIMEOUT) {
@@ -359,7 +378,7 @@ int shmi_port_entry_wait(shmi_entry_t *entry, uint64_t deadline_ns, shm_reply_t 
   return reply->status;
 }
 
-int shmi_port_end_wait(uint64_t sequence, uint64_t deadline_ns, shm_reply_t *reply) {
+int shmi_port_end_wait(uint64_t sequence, uint64_t deadline_ns, int beside_fd, shm_reply_t *reply) {
   shmi_entry_t *entry = shmi_port_entry_of(sequence);
   if (entry == NULL) {
     int is_here = reply == NULL ? shmi_replies_has(&shmi_port.queued, sequence)
@@ -374,7 +393,7 @@ int shmi_port_end_wait(uint64_t sequence, uint64_t deadline_ns, shm_reply_t *rep
   int may_wait = deadline_ns == SHM_GLANCE || until(deadline_ns) != 0;
   int spins = may_wait && shmi_port.lone == sequence && shmi_port.outstanding == 1;
   shmi_port.spins = spins ? &shmi_port.spin : NULL;
-  int status = wait_until_done(entry, deadline_ns);
+  int status = wait_until_done(entry, deadline_ns, beside_fd);
   shmi_port.spins = NULL;
   if (status == SHM_ENOT_RUNNING) return status;
   int has_ended = entry->state == SHMI_ENTRY_DONE;
@@ -425,7 +444,7 @@ int shmi_port_entry_take_waiting(shmi_entry_t **entry, const shm_msg_t *msg, uin
     int nobody_leads = !shmi_port.leading && shmi_port.followers == 0;
     if (!is_full && nobody_leads && shmi_port.drainers > 0) shmi_port_event_signal();
     if (is_full && !shmi_port.leading) {
-      status = shmi_port_lead_once(until(deadline_ns), 0);
+      status = shmi_port_lead_once(until(deadline_ns), 0, -1);
       if (status == SHM_EAGAIN) status = SHM_ETIMEOUT;
     } else {
       uint32_t seen = __atomic_load_n(&shmi_port.room_futex, __ATOMIC_ACQUIRE);
@@ -453,7 +472,7 @@ int64_t shmi_port_await_replies(int64_t timeout_ns) {
     if (shmi_port.broken) return SHM_EBROKER_DIED;
     if (status != SHM_OK) return status == SHM_EAGAIN ? 0 : status;
     if (!shmi_port.leading) {
-      status = shmi_port_lead_once(timeout_ns > 0 ? until(deadline_ns) : timeout_ns, 1);
+      status = shmi_port_lead_once(timeout_ns > 0 ? until(deadline_ns) : timeout_ns, 1, -1);
     } else if (timeout_ns == 0) {
       return 0; /* another thread reads: the eventfd will report */
     } else {

@@ -560,9 +560,7 @@ def _leave(reason: ShmError) -> None:
             runtime.end()
             runtime.stop(reason)
         if current is not None:
-            current.port.close(reason)
-            current.port.join()
-            current.port.forget()
+            current.close(reason)
         if core.role() == core.ROLE_CHILD:
             core.leave()
         # Only when nothing can be sent any more: a call of another thread would name a row of this

@@ -554,9 +554,7 @@ def shutdown() -> None:
     config.given.clear()
     current.restore_environment()
     if session is not None:
-        session.port.close(NotRunning(runtime.SHUT_DOWN))
-        session.port.join()
-        session.port.forget()
+        session.close(NotRunning(runtime.SHUT_DOWN))
     runtime.shut_down()
     if current._host is not None:
         status = core.leave()

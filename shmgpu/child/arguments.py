@@ -137,6 +137,30 @@ def _take_apart(
     return True
 
 
+def _key_of(args: tuple[Any, ...], kwargs: Any, given: list[Any], values: list[Any]) -> Any:
+    """What calls of one signature have in common; None: such calls are sent the general way."""
+    if len(args) == 1 and type(args[0]) is _ndarray and not kwargs:
+        given.append(args[0])
+        return args[0].dtype, args[0].shape
+    parts: list[Any] = []
+    is_quick = _take_apart(args, parts, given, values, MAX_QUICK_DEPTH)
+    if is_quick and kwargs:
+        parts += kwargs
+        is_quick = _take_apart(kwargs.values(), parts, given, values, MAX_QUICK_DEPTH)
+    return tuple(parts) if is_quick else None
+
+
+def _has_key(key: Any, args: tuple[Any, ...], kwargs: Any, arrays_found: list[Any]) -> bool:
+    """Whether arguments still look as they did: another thread may have changed a list of them.
+
+    ``arrays_found`` are what was found of them meanwhile.
+    """
+    given: list[Any] = []
+    return _key_of(args, kwargs, given, []) == key and list(map(id, given)) == list(
+        map(id, arrays_found)
+    )
+
+
 def ready_calls(target: CallTarget) -> list[list[Any]]:
     """The calls of a function that are ready to be made again, by signature."""
     return [signature.ready for signature in tuple(target.signatures or ())]
@@ -211,24 +235,13 @@ class Arguments:
             self._adopt(target)
         if options is not None and options.out is not None:
             return self._prepare_any(target, args, kwargs, options)
-        key: Any
         given: list[Any] = []
         values: list[Any] = []
-        if len(args) == 1 and type(args[0]) is _ndarray and not kwargs:
-            array = args[0]
-            key = (array.dtype, array.shape)
-            given.append(array)
-        else:
-            parts: list[Any] = []
-            is_quick = _take_apart(args, parts, given, values, MAX_QUICK_DEPTH)
-            if is_quick and kwargs:
-                parts += kwargs
-                is_quick = _take_apart(kwargs.values(), parts, given, values, MAX_QUICK_DEPTH)
-            if not is_quick:
-                return self._prepare_any(target, args, kwargs, options)
-            key = tuple(parts)
-            if values and callable(target.out):  # what it declares may depend on the values
-                return self._prepare_any(target, args, kwargs, options)
+        key = _key_of(args, kwargs, given, values)
+        if key is None:
+            return self._prepare_any(target, args, kwargs, options)
+        if values and callable(target.out):  # what it declares may depend on the values
+            return self._prepare_any(target, args, kwargs, options)
         plan = target.plans.get(key)
         if plan is None:
             return self._prepare_any(target, args, kwargs, options, key)
@@ -245,8 +258,11 @@ class Arguments:
                     address = base
                 else:
                     outside.append(len(addresses))
+            elif type(item) is not _ndarray:  # a tensor may be given other memory meanwhile
+                given[len(addresses)] = item.untyped_storage()
             addresses.append(address)
         call = self._take(plan)
+        call.keep = given
         try:
             if values:
                 call.set_values(values, self.arena)
@@ -376,9 +392,11 @@ class Arguments:
             and key not in target.plans
             and not target.mutates
             and all(source.memory.dtype.isnative for source in sources)
+            and _has_key(key, args, kwargs, flat.arrays)
         ):
             target.plans.add(key, plan)
         call = self._take(plan)
+        call.keep = [source.memory for source in sources]
         try:
             if plan.value_count:
                 call.set_values(flat.values, self.arena)
@@ -390,7 +408,6 @@ class Arguments:
                 address, size = source.address, source.spec.nbytes
                 is_inside = address is not None and base <= address <= end - size
                 if source.result is not None:
-                    call.keep = (call.keep, source.memory)
                     is_inside = is_inside and not target.mutates  # others may share its elements
                 if size == 0:
                     address = base

@@ -14,11 +14,14 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
+from functools import partial
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from shmgpu import core
 from shmgpu.child import quick
 from shmgpu.child.plans import Call
+from shmgpu.child.quick import await_in_place, go_on, new_wake, read_alone
 from shmgpu.child.tickets import Ticket
 from shmgpu.common.logs import logger
 from shmgpu.errors import CallCancelled
@@ -37,7 +40,7 @@ PENDING = concurrent.futures._base.PENDING
 ENDED = object()
 TURNS = 8  # awaits whose answers are near; before one of so many, a loop has a turn
 LOOK_S = 0.05  # between two looks of an event loop for the ends of calls that nobody awaits
-quick.know_ends(ENDED, FINISHED)
+quick.know_ends(ENDED, FINISHED, PENDING)
 
 
 class _Condition(_thread.RLock, threading.Condition):  # type: ignore[misc]
@@ -80,7 +83,7 @@ class _Condition(_thread.RLock, threading.Condition):  # type: ignore[misc]
 def _told_of(call: CallFuture[Any] | Started[Any]) -> str:
     """What is known of a call; nobody waits, and no reply is read for it."""
     error = call._exception
-    if call._state in (CANCELLED, CANCELLED_AND_NOTIFIED):
+    if call._state in (CANCELLED, CANCELLED_AND_NOTIFIED) or isinstance(error, CallCancelled):
         return "cancelled"
     if call._state is not FINISHED and call._made is not ENDED:
         is_sent = call._ticket is not None and call._ticket.sequence
@@ -88,7 +91,7 @@ def _told_of(call: CallFuture[Any] | Started[Any]) -> str:
     return f"raised {type(error).__name__}" if error else f"returned {type(call._result).__name__}"
 
 
-class CallFuture(concurrent.futures.Future[R]):
+class CallFuture(quick.QuickFuture, concurrent.futures.Future[R]):
     """The future of a submitted call.
 
     :meth:`cancel` is True for every call that has not ended. One that no helper has been given
@@ -98,11 +101,8 @@ class CallFuture(concurrent.futures.Future[R]):
     # What most futures never need anything else of. A condition, and what goes with it, is made for
     # whoever wants one: until then the end is told to nobody, and whoever asks for the result
     # serves replies in the thread that asks.
-    _state = PENDING
-    _result = None
-    _exception = None
-    _ticket: Ticket | None = None
-    _made: Any = None  # the condition; ENDED: the end came before anybody wanted one
+    _ticket: Ticket | None
+    _made: Any  # the condition; ENDED: the end came before anybody wanted one
     _done_callbacks: list[Any]
     # Waiters that counted this future as pending and have not been told of its end. A waiter that
     # came later must not be told: concurrent.futures.wait would take it for the end of another
@@ -111,6 +111,7 @@ class CallFuture(concurrent.futures.Future[R]):
 
     def __init__(self, port: Port) -> None:
         self._port = port
+        self._state = PENDING
 
     @property
     def _condition(self) -> Any:  # type: ignore[override]
@@ -119,7 +120,7 @@ class CallFuture(concurrent.futures.Future[R]):
         if self._made is None or self._made is ENDED:
             for name in ("_waiters", "_owed", "_done_callbacks"):
                 own.setdefault(name, [])
-        made = own.setdefault("_made", _Condition())
+        made = self.become(_Condition()) if self._made is None else self._made
         if made is ENDED:
             self._state = FINISHED  # whoever said so may not have come to it
             return own.setdefault("_late", _Condition())
@@ -150,7 +151,8 @@ class CallFuture(concurrent.futures.Future[R]):
             return found  # type: ignore[no-any-return]
         timeout = self._serve(timeout)
         if self._made is ENDED and self._exception is None:
-            return self._result  # type: ignore[return-value]
+            result: R = self._result
+            return result
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -204,7 +206,7 @@ class CallFuture(concurrent.futures.Future[R]):
             if self._made is None:
                 self._result, self._exception = result, error
             self._forget_ticket()
-            if vars(self).setdefault("_made", ENDED) is ENDED:
+            if self.become(ENDED) is ENDED:
                 self._state = FINISHED
                 return
         if self._state == CANCELLED:
@@ -239,10 +241,11 @@ class CallFuture(concurrent.futures.Future[R]):
 
     def _invoke_callbacks(self) -> None:
         callbacks = self._done_callbacks
+        # Taken and called in one step of C: none is called twice, and none is lost.
+        calls = map(methodcaller("__call__", self), iter(partial(callbacks.pop, 0), ENDED))
         while callbacks:
-            callback = callbacks.pop(0)  # none is called twice, and the last one's end is no loss
             try:
-                callback(self)
+                next(calls)
             except Exception:
                 logger.exception("exception calling callback for %r", self)
 
@@ -255,56 +258,85 @@ class LoopReader:
 
     Attributes:
         waiting: the calls that wait in it.
+        looks: whether a look after calls that nobody awaits is due.
+        due: what tasks sleep on whose calls have ended, while its own callback finds these.
         is_at_work: whether its own callback reads replies now. Only then may a call be ended at
             once in the loop's thread. A signal handler runs in that thread, too. If it ended a
             call, nothing would wake a sleeping loop; and if it removed a reader, a callback that
             the loop is about to run would be lost.
     """
 
-    __slots__ = ("_descriptors", "_looks", "_port", "is_at_work", "waiting")
+    __slots__ = ("_descriptors", "_port", "due", "is_at_work", "looks", "waiting")
 
     def __init__(self) -> None:
         self.waiting: set[Started[Any]] = set()
+        self.due: deque[Any] = deque()
         self.is_at_work = False
+        self.looks = False
         self._port: weakref.ref[Port] | None = None  # whose replies are read
         self._descriptors: tuple[int, ...] = ()
-        self._looks = False  # a look after calls that nobody awaits is due
 
     def enter(self, loop: asyncio.AbstractEventLoop, port: Port, one: Started[Any]) -> None:
         """A call waits in it."""
         self.waiting.add(one)
-        if self._port is None or self._port() is not port:
+        if not self.looks_at(port):
             self._stop(loop)
             descriptors = self._descriptors = port.transport.descriptors()
             for descriptor in descriptors:
                 loop.add_reader(descriptor, self._read, port)
             self._port = weakref.ref(port)
 
+    def looks_at(self, port: Port) -> bool:
+        """Whether it looks at that port."""
+        return self._port is not None and self._port() is port
+
+    def leave(self, loop: asyncio.AbstractEventLoop, port: Port) -> None:
+        """In the loop's thread, or while it stands: it looks at that port no more."""
+        if self.looks_at(port):
+            self._stop(loop)
+
     def look_after(self, loop: asyncio.AbstractEventLoop, port: Port) -> None:
         """Have the loop read, before long, the replies of calls that nobody awaits."""
-        if not self._looks:
+        if not self.looks:
+            import asyncio  # already imported by whoever runs a loop
+
             loop.call_later(LOOK_S, self._look, loop, port)
-            self._looks = True
+            self.looks = True
+            quick.know_loop(asyncio._get_running_loop, loop, self)
 
     def _look(self, loop: asyncio.AbstractEventLoop, port: Port) -> None:
         """The loop's own callback: they may have come."""
-        self._looks = False
-        if not self.waiting:
-            self._stop(loop)
-        if port.outstanding or self.waiting:
-            self._read(port)
-            for one in list(self.waiting):
-                one.rouse()  # an exception may have struck whoever ended it
-            self.look_after(loop, port)
+        self.looks = False
+        try:
+            if not self.waiting:
+                self._stop(loop)
+            if port.outstanding or self.waiting:
+                self.look_after(loop, port)
+                self._read(port)
+                for one in list(self.waiting):
+                    one.rouse()  # an exception may have struck whoever ended it, or awaited it
+        finally:
+            if port.outstanding or self.waiting:  # one may strike here, too
+                self.look_after(loop, port)
 
     def _read(self, port: Port) -> None:
-        """The loop's own callback: replies have come."""
+        """The loop's own callback: replies have come, and who awaits them goes on."""
+        if read_alone(self.waiting, core.GLANCE):
+            return
+        due = self.due
         try:
-            self.is_at_work = True
-            if len(self.waiting) != 1 or not next(iter(self.waiting)).take_end():
+            try:
+                self.is_at_work = True
                 port.poll()
+            finally:
+                self.is_at_work = False
+            while due:
+                go_on(due.popleft())
         finally:
-            self.is_at_work = False
+            while due:  # something broke this off: the others go on in the loop's next turn
+                wake = due.popleft()
+                if not wake.done():  # its task may have been cancelled meanwhile
+                    wake.set_result(None)
 
     def _stop(self, loop: asyncio.AbstractEventLoop) -> None:
         """Nothing waits in it any more, or it is to look at another port."""
@@ -326,9 +358,34 @@ class LoopReaders:
         """That loop's."""
         found = self.by_loop.get(weakref.ref(loop))
         if found is None:
+            self._forget_closed()
             key = weakref.ref(loop, lambda gone: self.by_loop.pop(gone, None))
             found = self.by_loop.setdefault(key, LoopReader())
         return found
+
+    def _forget_closed(self) -> None:
+        """Calls that such a loop left in flight wait in its reader, and hold the loop."""
+        for key in list(self.by_loop):
+            loop = key()
+            if loop is not None and loop.is_closed():
+                self.by_loop.pop(key, None)
+
+    def leave(self, port: Port) -> None:
+        """Its descriptors will be closed: whoever gets their numbers is not to find them in a loop.
+
+        From whatever thread. A loop that runs in another one stops as soon as it can.
+        """
+        for key, reader in list(self.by_loop.items()):
+            loop = key()
+            if loop is None or loop.is_closed() or not reader.looks_at(port):
+                continue
+            import asyncio  # already imported by whoever runs a loop
+
+            if loop.is_running() and asyncio._get_running_loop() is not loop:
+                with contextlib.suppress(RuntimeError):  # it has just been closed
+                    loop.call_soon_threadsafe(reader.leave, loop, port)
+            else:
+                reader.leave(loop, port)
 
 
 readers = LoopReaders()
@@ -360,7 +417,17 @@ class _Unseen:
             self.loop.call_exception_handler(what | {"exception": self.error})
 
 
-class Started(Coroutine[Any, Any, R]):
+def _current_task() -> Any:
+    """Of the running loop; None: nothing is driven by a task of asyncio's here."""
+    import asyncio  # already imported by whoever runs a loop
+
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no loop runs
+        return None
+
+
+class Started(quick.QuickFuture, Coroutine[Any, Any, R]):
     """A call that is on its way; await it, or make a task of it.
 
     It has the methods of an :class:`asyncio.Future` as well; cancelling it, or the task that
@@ -369,15 +436,15 @@ class Started(Coroutine[Any, Any, R]):
 
     # As of a CallFuture: most are awaited at once, and their answers are near. These need neither a
     # future of the loop nor its eye on the port.
-    _state: Any = None
-    _result: Any = None
-    _exception: BaseException | None = None
+    _exception: BaseException | None
+    _made: Any  # the loop's future; ENDED: the end came before anybody wanted one
+    _woken: Any  # what whoever awaits it sleeps on, once there is no end yet
+    _ticket: Ticket | None
+    reader: LoopReader
     _unseen: _Unseen | None = None
-    _made: Any = None  # the loop's future; ENDED: the end came before anybody wanted one
-    _woken: Any = None  # by the end, if that comes while it is awaited: a future without a value
-    _ticket: Ticket | None = None
+    _outcome: tuple[Any, BaseException | None] | None = None  # what the loop's future is to be told
     _timer: asyncio.TimerHandle | None = None
-    _steps: Generator[Any, None, R] | None = None
+    _steps: dict[Any, Generator[Any, None, R]] | None = None  # by the task that drives them
 
     def __init__(self, loop: asyncio.AbstractEventLoop, port: Port) -> None:
         self._loop = loop
@@ -392,49 +459,54 @@ class Started(Coroutine[Any, Any, R]):
             self._result, self._exception = result, error
             if error is not None and self._unseen is None and not isinstance(error, CallCancelled):
                 self._unseen = _Unseen(error, self._loop)
-        if vars(self).setdefault("_made", ENDED) is ENDED:
+        if self.become(ENDED) is ENDED:
             if self._ticket is not None:
                 self._ticket.handler = None
             if self._woken is not None:
                 self._tell(self.rouse)
             return
         self._has_seen()
-        self._tell(self._set, result, error)
+        self._outcome = result, error
+        self._tell(self._set)
 
-    def _tell(self, what: Callable[..., None], *args: Any) -> None:
+    def _tell(self, what: Callable[[], None]) -> None:
         """Have the loop do that, at once if this is a callback of its own."""
         import asyncio  # already imported by whoever runs a loop
 
         at_once = self._port.transport.immediate or self.reader.is_at_work
         if at_once and asyncio._get_running_loop() is self._loop:
-            what(*args)
+            what()
         else:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody will ever ask
-                self._loop.call_soon_threadsafe(what, *args)
+            try:
+                self._loop.call_soon_threadsafe(what)
+            except RuntimeError:  # the loop is closed: nobody will ever ask
+                self.reader.waiting.discard(self)
 
     def rouse(self) -> None:
-        """Whoever awaits it goes on, if it has ended."""
+        """Whoever awaits it goes on, if it has ended; it waits in the loop no more."""
         if self._made is ENDED:
             self._wake()
+            self.reader.waiting.discard(self)
+        elif self._outcome is not None:
+            self._set()
 
     def _wake(self) -> None:
-        if self._woken is not None and not self._woken.done():
-            self._woken.set_result(None)
+        woken = self._woken
+        if woken is None or woken.done():
+            return
+        if self.reader.is_at_work:
+            self.reader.due.append(woken)
+        else:
+            woken.set_result(None)
 
-    def take_end(self) -> bool:
-        """In a callback of the loop: whether its end was there, in one look, and is told."""
-        ticket = self._ticket
-        if self._woken is None or ticket is None or ticket.ready is None:
-            return False
-        self._port.await_end(ticket, core.GLANCE)
-        self.rouse()
-        return self._made is ENDED
-
-    def _set(self, result: Any, error: BaseException | None) -> None:
-        """Tell the loop's future. May be called again where something broke it off."""
+    def _set(self) -> None:
+        """Tell the loop's future. Called again by the loop's look where something broke it off."""
         if self._timer is not None:
             self._timer.cancel()
-        _fulfil(self._made, result, error)
+        outcome = self._outcome
+        if outcome is not None:
+            _fulfil(self._made, *outcome)
+        self._outcome = None
         if self._ticket is not None:
             self._ticket.handler = None
         self.reader.waiting.discard(self)
@@ -443,10 +515,9 @@ class Started(Coroutine[Any, Any, R]):
 
     def future(self) -> asyncio.Future[R]:
         """The loop's future of this call; from now on the loop watches the port for it."""
-        own = vars(self)
-        made: Any = own.get("_made")
+        made = self._made
         if made is None:
-            made = own.setdefault("_made", self._loop.create_future())
+            made = self.become(self._loop.create_future())
             if made is not ENDED:
                 made.add_done_callback(self._has_ended)
                 self.reader.enter(self._loop, self._port, self)
@@ -469,7 +540,7 @@ class Started(Coroutine[Any, Any, R]):
     def _has_ended(self, done: asyncio.Future[R]) -> None:
         self._wake()
         if done.cancelled() and self._ticket is not None and self._port.cancel(self._ticket):
-            self._set(None, None)
+            self._set()
 
     def expire_in(self, seconds: float) -> None:
         """Its time is over then."""
@@ -486,6 +557,9 @@ class Started(Coroutine[Any, Any, R]):
         error = self._exception
         assert error is not None
         self._has_seen()
+        late = vars(self).get("_late")
+        if late is not None and not late.cancelled():
+            late.exception()  # as seen there, too
         if isinstance(error, CallCancelled):
             import asyncio  # already imported by whoever runs a loop
 
@@ -494,7 +568,14 @@ class Started(Coroutine[Any, Any, R]):
 
     def __await__(self) -> Generator[Any, None, R]:
         ticket = self._ticket
-        if self._made is None and ticket is not None and ticket.is_near:
+        tried = None
+        if self._made is None and ticket is not None:
+            try:
+                tried = await_in_place(self)
+            except BaseException:  # of a signal handler
+                self.give_up()
+                raise
+        if tried is None and self._made is None and ticket is not None and ticket.is_near:
             # The answer comes sooner than the loop would be back. Now and then others of the loop
             # must have their turn, before this thread looks for it.
             readers.turns += 1
@@ -506,10 +587,11 @@ class Started(Coroutine[Any, Any, R]):
                     raise
             if self._made is None:
                 self._port.await_end(ticket, core.GLANCE)
+                self.rouse()  # another may have awaited it before
         if self._made is None and self._woken is None and ticket is not None:
-            self._woken = woken = self._loop.create_future()
-            self.reader.enter(self._loop, self._port, self)
+            self._woken = woken = new_wake(self._loop)
             try:
+                self.reader.enter(self._loop, self._port, self)
                 if self._made is None:
                     yield from woken
             except GeneratorExit:  # others may await it still
@@ -520,7 +602,9 @@ class Started(Coroutine[Any, Any, R]):
                 self.give_up()
                 raise
             finally:
-                self.reader.waiting.discard(self)
+                made: Any = self._made
+                if made is None or made is ENDED:  # else others await it still
+                    self.reader.waiting.discard(self)
         if self._made is not ENDED:
             return (yield from self.future())
         if self._exception is not None:
@@ -529,27 +613,67 @@ class Started(Coroutine[Any, Any, R]):
         return result
 
     def send(self, value: Any, /) -> Any:
-        """As of a coroutine."""
-        if self._steps is None:
-            self._steps = self.__await__()
-        return self._steps.send(value)
+        """As of a coroutine; each task that drives it has its own steps, and the same end."""
+        return self._drive(lambda steps: steps.send(value))
 
     def throw(self, *error: Any) -> Any:
         """As of a coroutine."""
         if self._steps is None:
             self.give_up()
-            self._steps = self.__await__()
-        return self._steps.throw(*error)
+        return self._drive(lambda steps: steps.throw(*error))
 
     def close(self) -> None:
         """As of a coroutine."""
-        if self._steps is not None:
-            self._steps.close()
+        for steps in list((self._steps or {}).values()):
+            steps.close()  # for good
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self.future(), name)
+    def _drive(self, go_on: Callable[[Generator[Any, None, R]], Any]) -> Any:
+        if self._steps is None:
+            self._steps = {}
+        task, driven = _current_task(), self._steps
+        steps = driven.get(task)
+        if steps is None:
+            steps = driven[task] = self.__await__()
+        try:
+            return go_on(steps)
+        except BaseException:  # its end is one, too
+            driven.pop(task, None)
+            raise
+
+    # ---- as an asyncio.Future, whose words these are ----
+
+    def done(self) -> bool:
+        """Whether the call has ended, or was given up."""
+        return self.future().done()
+
+    def cancelled(self) -> bool:
+        """Whether it was given up."""
+        return self.future().cancelled()
+
+    def cancel(self, msg: Any = None) -> bool:
+        """Give it up; False where it has ended."""
+        return self.future().cancel(msg)
+
+    def result(self) -> R:
+        """What it returned. Raises what it raised, CancelledError, or InvalidStateError: no end."""
+        return self.future().result()
+
+    def exception(self) -> BaseException | None:
+        """What it raised, or None. Raises CancelledError, or InvalidStateError: no end yet."""
+        return self.future().exception()
+
+    def add_done_callback(self, callback: Callable[[Any], Any], /, **context: Any) -> None:
+        """Have the loop call that with the loop's future of this call, once it has ended."""
+        self.future().add_done_callback(callback, **context)
+
+    def remove_done_callback(self, callback: Callable[[Any], Any], /) -> int:
+        """Have that not called; how often it would have been."""
+        return self.future().remove_done_callback(callback)
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that it was called from."""
+        loop: asyncio.AbstractEventLoop = self._loop
+        return loop
 
     def __repr__(self) -> str:
         made = self._made

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from shmgpu import core
+from shmgpu.child import quick
 from shmgpu.child.memory import Arena
 from shmgpu.child.promise import Promise
 from shmgpu.child.rooms import Rooms
@@ -194,6 +195,8 @@ class Call:
     Attributes:
         address: of the block.
         addresses: of the arguments' arrays.
+        keep: what has to live until its end besides: above all those arrays, as whoever passed a
+            list of them may empty it meanwhile.
         result: the output buffer, and what keeps it.
         keeper: who keeps this call for its own use, and reads the result where it lies; see
             :meth:`shmgpu.child.port.Port.resend`.
@@ -300,6 +303,17 @@ class Call:
         self.result = buffer
         self.plan.pack(self.block, RESULT_AT, address, size_bytes, *self.addresses)
 
+    def offer_output(self, size_bytes: int, buffer: Any, address: int) -> None:
+        """The same where a helper may be reading that very thing in the block already.
+
+        ``struct`` clears what it packs into, and a helper would find no buffer there for a moment;
+        copied bytes that are there already do not change.
+        """
+        self.result = buffer
+        places = bytearray((2 + self.plan.arity) * 8)
+        self.plan.pack(places, 0, address, size_bytes, *self.addresses)
+        self.block[RESULT_AT : RESULT_AT + len(places)] = places
+
     def note(self, reply: Any) -> None:
         """It failed, and that is the reply: for those that want to know more than its status."""
 
@@ -368,4 +382,4 @@ def return_loans(loans: list[Any], borrower: object) -> None:
             loan[1].discard(borrower)
             if not loan[1] and key in on_loan:
                 del on_loan[key]  # from the question to the next line no handler runs
-                memory.flags.writeable = loan[2]
+                quick.set_writeable(memory, loan[2])

@@ -42,7 +42,8 @@ it until the step that completes it.
   reply is read, and the call over, in one step of C, and the inbox has what is to be told.
 - *Replies that ask for a larger buffer* are served first, and by whoever waits for a slot in the
   window: the calls that have it may all be asking. That runs no user's code, and each of them may
-  be served twice: a ticket keeps the first buffer offered for a token, and C takes one offer.
+  be served twice: a ticket keeps the first buffer offered for a token, C takes one offer, and the
+  helper that has it sees no change of the block while the same is written there again.
 - *The queue* is sent from its head by one frame at a time (``_pumper``, like an inbox's owner). A
   ticket that nobody wants any more (its handler is None) is never sent.
 - ``_lock`` guards the queue's sending, the claims of inboxes, and questions about ``_out`` that
@@ -170,15 +171,7 @@ class Port(Replies):
             self.arena.set_aside += room.kept_bytes
         call.result = None
         call.keep = None
-        is_prepared = (
-            self._is_quick
-            and options is None
-            and not call.deadline_ns
-            and (value or promised.is_small)
-            and target.signatures is not None
-            and not (plan.value_count and callable(target.out))  # which may look at the values
-            and keep(target.signatures, args, kwargs, call, self.arena)
-        )
+        is_prepared = self._is_quick and keep(target, args, kwargs, call, self.arena)
         call.deadline_ns = 0
         if options is not None:
             call.forget_options()
@@ -560,7 +553,10 @@ class Port(Replies):
     def _drop(self, ticket: Ticket) -> None:
         """Of a ticket that was not sent: as long as it is in _out, this may be to be done."""
         ticket.return_loans()
-        self._out.pop(ticket.number, None)
+        ticket.keep = None
+        is_mine = self._out.pop(ticket.number, None) is ticket  # else it has ended: the next has it
+        if is_mine and ticket.call.keeper is None:
+            ticket.call.keep = None
 
     def _expire_all(self) -> None:
         now = time.monotonic_ns()

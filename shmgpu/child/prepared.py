@@ -16,6 +16,7 @@ from typing import Any
 
 from shmgpu import core
 from shmgpu.child import quick
+from shmgpu.child.arguments import CallTarget
 from shmgpu.child.memory import Arena
 from shmgpu.child.plans import MAX_STAGING, Call
 from shmgpu.child.promise import MAX_KEPT_OUTPUT
@@ -23,6 +24,7 @@ from shmgpu.child.rooms import arrays_over
 from shmgpu.codec import arrays, dtypes
 from shmgpu.codec.layout import NO_LONE_VALUE, read_lone_value
 from shmgpu.codec.pytree import CHEAP_TYPES, encode_values
+from shmgpu.errors import ArenaFull, ShmError
 
 MAX_SIGNATURES = 64  # of one function
 MAX_READY = 8  # calls kept ready for one signature: threads that call at once
@@ -44,9 +46,9 @@ class PreparedCall(quick.QuickCall):
         self.call = call
         self._arena = arena
         self._size = call.output_bytes
-        arena.set_aside += self._size
         self._describe(values)
-        self.renew()
+        self._take_buffer()
+        arena.set_aside += self._size
 
     def _describe(self, values: tuple[Any, ...]) -> None:
         call = self.call
@@ -55,8 +57,18 @@ class PreparedCall(quick.QuickCall):
         )
         self.describe(recipe, address, values, len(call.value_bytes))
 
-    def renew(self) -> None:
-        """Leave the output buffer to whoever still uses it, and take another."""
+    def renew(self) -> bool:
+        """Leave the output buffer to whoever still uses it, and take another.
+
+        False where the arena has none: Python may have the call wait for memory, or do with less.
+        """
+        try:
+            self._take_buffer()
+        except ArenaFull:
+            return False
+        return True
+
+    def _take_buffer(self) -> None:
         buffer, address = self._arena.allocate(self._size)
         promised = self.call.signature
         make = None if promised.make is None else arrays.torch_module().from_numpy
@@ -103,19 +115,37 @@ def _carries(call: Call, given: tuple[Any, ...], values: tuple[Any, ...]) -> boo
     return now == [(spec.dtype, spec.shape) for spec in plan.arguments.specs]
 
 
-def keep(signatures: list[Any], args: Any, kwargs: Any, call: Call, arena: Arena) -> bool:
+def keep(target: CallTarget, args: Any, kwargs: Any, call: Call, arena: Arena) -> bool:
     """Make a call that has just gone the expected way ready to repeat, if that is worth it.
 
-    ``signatures`` are those of the function that has some already.
+    False where it is not, or where there is no memory for it: the call has ended well, whatever
+    becomes of it.
     """
+    promised = call.signature
+    if not (promised.is_small or promised.form is None) or target.signatures is None:
+        return False
+    if call.deadline_ns or call.priority or call.placement or call.out is not None:
+        return False
+    if target.timeout is not None:  # this one was told to have none, and the next is not
+        return False
+    if call.plan.value_count and callable(target.out):  # which may look at the values
+        return False
+    try:
+        return _keep(target.signatures, args, kwargs, call, arena)
+    except ShmError:
+        return False
+
+
+def _keep(signatures: list[Any], args: Any, kwargs: Any, call: Call, arena: Arena) -> bool:
     plan = call.plan
     promised = call.signature
     if promised is not plan.signature or call.output_bytes > MAX_KEPT_OUTPUT:
         return False
     if promised.form is not None and not quick.makes(promised.form):
         return False
-    if arrays.torch_module() is not None:
-        quick.native.know_tensor(arrays.torch_module().Tensor)
+    tensor = arrays.tensor_type()
+    if tensor is not None:
+        quick.know_tensor(tensor)
     found = quick.native.find(signatures, args, kwargs)
     if found is None:
         if len(signatures) >= MAX_SIGNATURES:

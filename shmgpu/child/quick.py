@@ -6,6 +6,9 @@ call is one through Python, which does all that it does. Never calls a function.
 
 from __future__ import annotations
 
+import selectors
+import sys
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -76,6 +79,24 @@ class QuickTicket:
     ready: Any = None  # the ready call, where it was made in C
 
 
+class QuickFuture:
+    """What futures of calls are made of: in C its attributes are fields, which the end sets."""
+
+    _port: Any = None
+    _ticket: Any = None
+    _made: Any = None
+    _state: Any = None
+    _result: Any = None
+    _exception: Any = None
+    _loop: Any = None
+    reader: Any = None
+    _woken: Any = None
+
+    def become(self, made: Any) -> Any:
+        """What it is made as from now on: that, unless it is something already."""
+        return vars(self).setdefault("_made", made)
+
+
 def makes(form: Any) -> bool:
     """Whether C makes results of that form: arrays, by their numbers, in plain containers."""
     if type(form) is dict:
@@ -106,6 +127,31 @@ def start(function: Any, args: Any, kwargs: Any, future: type) -> Any:
     """A future of a call like an earlier one, which was sent; None: submit it through Python."""
 
 
+def start_awaited(function: Any, args: Any, kwargs: Any, started: type) -> Any:
+    """As :func:`start`, of a call that the running event loop awaits."""
+
+
+def new_wake(loop: Any) -> Any:
+    """What a task of that loop sleeps on: a future without a value, which nobody else has."""
+    return loop.create_future()
+
+
+def go_on(wake: Any) -> None:
+    """In a callback of the loop: have whoever sleeps on it go on, at once in C."""
+    if not wake.done():
+        wake.set_result(None)
+
+
+def await_in_place(started: Any) -> bool | None:
+    """Where its loop has nothing else to do, whether it has ended before there was; else None."""
+    return None
+
+
+def read_alone(waiting: set[Any], glance_ns: int) -> bool:
+    """Whether one call alone waits in the loop, has ended, and whoever awaits it has gone on."""
+    return False
+
+
 def result(future: Any) -> Any:
     """Of one whose call ends as expected, once it has ended; NotImplemented: Python goes on."""
     return NotImplemented
@@ -119,7 +165,11 @@ if not TYPE_CHECKING:
     else:
         QuickFunction, QuickPort = native.QuickFunction, native.QuickPort
         QuickCall, QuickTicket = native.QuickCall, native.QuickTicket
+        QuickFuture = native.QuickFuture
         start, result = native.start, native.result
+        start_awaited, new_wake = native.start_awaited, native.QuickWake
+        go_on, read_alone = native.QuickWake.go_on, native.read_alone
+        await_in_place = native.await_in_place
 
 
 def _reads_arrays() -> bool:
@@ -152,6 +202,18 @@ def _why_unable() -> str:
 _unable = _why_unable()
 
 
+def _set_writeable(array: Any, may: bool) -> None:
+    try:
+        array.flags.writeable = may
+    except ValueError:  # NumPy only lends such memory out: it stays read-only
+        pass
+
+
+# Of an array that was writeable before: NumPy gives that back to none whose memory it knows nothing
+# of, such as a tensor's.
+set_writeable = _set_writeable if _unable else native.set_writeable
+
+
 def why_not() -> str:
     """Why calls in this process go through Python; "" where those like an earlier one do not."""
     if not _unable and not config.resolve("quick_calls"):
@@ -165,13 +227,41 @@ def use(port: Any) -> None:
         native.use(port, port.arena.base if port else 0, port.arena.end if port else 0)
 
 
+def know_tensor(tensor: type) -> None:
+    """Torch's type, which is there once torch has been imported."""
+    # Another thread may be importing the rest of torch: then it is known another time.
+    to_dlpack = getattr(sys.modules.get("torch.utils.dlpack"), "to_dlpack", None)
+    if to_dlpack is not None:
+        native.know_tensor(tensor, to_dlpack)
+
+
 def know_tickets(ticket: type, on_loan: dict[int, Any]) -> None:
     """What submitted calls are noted as, and which arrays they make read-only."""
     if native is not None:
         native.know_ticket(ticket, on_loan)
 
 
-def know_ends(ended: object, finished: object) -> None:
-    """What a future says that has ended before anybody waited for it."""
+def know_loop(running_loop: Any, loop: Any, reader: Any) -> None:
+    """Asyncio's function, the loop that calls, and what that looks at."""
     if native is not None:
-        native.know_ends(ended, finished)
+        native.know_loop(running_loop, weakref.ref(loop), reader, _descriptor_of(loop))
+
+
+def _descriptor_of(loop: Any) -> int:
+    """What is readable where a loop of asyncio's own has something to do; -1: who knows.
+
+    What else such a loop has to do stands in fields of its own, the same ones since Python 3.4.
+    """
+    import asyncio  # already imported by whoever runs a loop
+
+    fields = ("_ready", "_scheduled", "_debug", "_stopping", "_task_factory")
+    if type(loop) is not asyncio.SelectorEventLoop or not all(hasattr(loop, one) for one in fields):
+        return -1
+    selector = getattr(loop, "_selector", None)
+    return int(selector.fileno()) if isinstance(selector, selectors.EpollSelector) else -1
+
+
+def know_ends(ended: object, finished: object, pending: object) -> None:
+    """What a future says that has ended before anybody waited for it, or has not ended."""
+    if native is not None:
+        native.know_ends(ended, finished, pending)

@@ -80,7 +80,8 @@ class Replies(quick.QuickPort):
     def poll(self) -> int:
         """Take in replies that have come, without waiting: how many."""
         done = self._settle(True)
-        if done > 0:
+        # Whoever found the window full may have been broken off by what took all ends meanwhile.
+        if done > 0 or (self._queue and done == 0):
             self.pump()
         elif done < 0:
             self.close(core.error_of(done))
@@ -239,33 +240,25 @@ class Replies(quick.QuickPort):
         if ticket.loans:
             ticket.return_loans()
         kept, ticket.keep = ticket.keep, None
-        if self._out.pop(ticket.number, None) is None:
-            return
         call = ticket.call
+        if self._out.pop(ticket.number, None) is None:
+            if self._closed is not None:  # nobody uses it again
+                call.keep = None
+            return
         if ticket.offers:  # another thread may be about to write its own offer into the block
             call.result = call.keep = call.out = None
             ticket.offers = {}
-        elif is_good and self._is_prepared(call, kept):
-            call.result = call.keep = None
-        else:
+            return
+        call.result = call.keep = None  # before another thread may take it
+        if not is_good or not self._is_prepared(call, kept):
             call.release()
 
     def _is_prepared(self, call: Call, kept: Any) -> bool:
         """Whether a call that was submitted stands ready from now on to be made again by C."""
         if not self._is_quick or type(call) is not Call or kept is None:  # raw, or its keeper's
             return False
-        if call.deadline_ns or call.priority or call.placement or call.out is not None:
-            return False
-        args, kwargs, target = kept  # as Port.submit has it
-        promised = call.signature
-        if target.signatures is None or not (promised.is_small or promised.form is None):
-            return False
-        if call.plan.value_count and callable(target.out):  # which may look at the values
-            return False
-        try:
-            return keep(target.signatures, args, kwargs, call, self.arena)
-        except ShmError:  # there is no memory for it
-            return False
+        args, kwargs, target = kept[:3]  # as Port.submit has it; C has the arrays behind it
+        return keep(target, args, kwargs, call, self.arena)
 
     def _serve_growing(self) -> int:
         """Offer larger buffers to the results that asked: to how many. Runs no user's code."""
@@ -298,8 +291,12 @@ class Replies(quick.QuickPort):
             try:
                 if token not in offers:
                     offers.setdefault(token, self._output_for(call, int(reply.value)))
-                call.set_output(*offers[token])
-                block = call.address
+                # It may have ended meanwhile, in another thread, and another may have its block.
+                # Who ends it from now on finds the offer, and leaves the block alone. Or another
+                # thread has offered the same, and the helper is reading it.
+                if self._out.get(ticket.number) is ticket:
+                    call.offer_output(*offers[token])
+                    block = call.address
             except ShmError as error:
                 ticket.error = error
         self.transport.grow(sequence, token, block)
@@ -366,6 +363,18 @@ class Replies(quick.QuickPort):
                 return
             self._reader = me
         inbox = Inbox()
+        try:
+            self._serve(inbox)
+        except BaseException:
+            # What it took is for whoever comes next, be it another thread like this.
+            with self._lock:
+                self._inboxes.append(inbox)
+                self._out[LEFT] = None
+                self._reader = None
+            raise
+
+    def _serve(self, inbox: Inbox) -> None:
+        """What the reader does until nothing is out."""
         rests = not self._rest.acquire(False)
         while True:
             if rests:
@@ -452,7 +461,17 @@ def _report(tell: Callable[..., None], *what: Any) -> None:
     except BaseException as error:
         if _is_from_outside(error):
             raise  # the next thread reports it again
-        logger.exception("a reply was lost: its handler raised")
+        # Its own, or of a signal handler, as of a program that limits time by SIGALRM: told once
+        # more, and see.
+        try:
+            tell(*what)
+        except BaseException as again:
+            if _is_from_outside(again):
+                raise
+            logger.exception("a reply was lost: its handler raised")
+            return
+        if threading.current_thread() is threading.main_thread():
+            raise
 
 
 def _alone(error: BaseException) -> BaseException:

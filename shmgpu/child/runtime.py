@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from shmgpu import core
 from shmgpu.child import quick
+from shmgpu.child.futures import readers
 from shmgpu.errors import BrokerDied, LaunchError, NotRunning, ShmError
 
 if TYPE_CHECKING:
@@ -85,6 +86,13 @@ class Runtime:
     if_lost: str = ""  # what its calls say when the broker is gone; empty: as a child's
     endpoint: str = ""  # where processes that this one forks may join; empty: nowhere
     extra: dict[str, Any] = field(default_factory=dict)
+
+    def close(self, reason: ShmError) -> None:
+        """Before its descriptors are closed: nothing waits any more. May be called again."""
+        self.port.close(reason)
+        readers.leave(self.port)
+        self.port.join()
+        self.port.forget()
 
 
 computes_with_torch = False  # tensors were named here, and torch is to compute them

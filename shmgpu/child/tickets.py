@@ -81,6 +81,7 @@ class Ticket(quick.QuickTicket):
         """Whoever lent may write again; does nothing the second time."""
         if self.loans:
             return_loans(self.loans, self)
+            self.loans = None
 
 
 quick.know_tickets(Ticket, on_loan)

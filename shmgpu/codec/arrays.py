@@ -107,20 +107,23 @@ def torch_module() -> Any:
     return sys.modules.get("torch")
 
 
+def tensor_type() -> Any:
+    """torch's, once it is there: not while another thread is importing torch; else None."""
+    return getattr(sys.modules.get("torch"), "Tensor", None)
+
+
 def is_tensor(leaf: Any) -> bool:
     """Whether a leaf is a torch tensor."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(leaf, torch.Tensor)
+    tensor = tensor_type()
+    return tensor is not None and isinstance(leaf, tensor)
 
 
 def is_plain_tensor(leaf: Any) -> bool:
     """Whether a leaf is a tensor whose bytes can be passed as they lie."""
-    torch = sys.modules.get("torch")
     return (
-        torch is not None
-        and type(leaf) is torch.Tensor
+        type(leaf) is tensor_type()
         and leaf.is_cpu
-        and leaf.layout is torch.strided
+        and leaf.layout is torch_module().strided
         and leaf.is_contiguous()
         and not leaf.requires_grad
         and not leaf.is_conj()

@@ -276,13 +276,15 @@ def _flatten(
         )
     if kind is tuple or kind is list:
         flat.structure.append(_TUPLE if kind is tuple else _LIST)
-        flat.structure += _U32.pack(len(node))
-        for item in node:
+        items = tuple(node)  # another thread may change a list meanwhile
+        flat.structure += _U32.pack(len(items))
+        for item in items:
             _flatten(item, flat, is_array, allow_pickle, depth + 1)
     elif kind is dict or (kind is OrderedDict and not allow_pickle):
         flat.structure.append(_DICT if kind is dict else _ORDERED)
-        flat.structure += _U32.pack(len(node))
-        for key, item in node.items():
+        pairs = tuple(node.items())
+        flat.structure += _U32.pack(len(pairs))
+        for key, item in pairs:
             if type(key) not in _KEY_TYPES:
                 raise BadParams(
                     f"the dict key {key!r} cannot be carried: use text, numbers, bytes or None"
@@ -368,6 +370,9 @@ class TreeDef:
         for _ in range(count):
             keys.append(_decode_typed(reader, "NTFiIfsb" if tag != _RECORD else "s"))
             items.append(self._read(reader, depth + 1))
+        names = keys[1:] if tag == _RECORD else keys
+        if len(set(names)) != len(names):  # what is built would have fewer leaves than are counted
+            raise BadParams("the parameter block's structure has a key twice")
         return (tag, keys, items)
 
     def build(self, arrays: Sequence[Any], values: Sequence[Any]) -> Any:

@@ -17,7 +17,7 @@ from shmgpu import core
 from shmgpu.codec import arrays
 from shmgpu.codec.arrays import ArraySpec
 from shmgpu.codec.layout import TreeLayout
-from shmgpu.codec.pytree import TreeDef, encode_values, flatten
+from shmgpu.codec.pytree import TreeDef, flatten
 from shmgpu.common.wording import kind_of
 from shmgpu.errors import BadParams
 from shmgpu.helper.batch_policy import LARGE_BYTES, BatchPolicy
@@ -140,7 +140,7 @@ class BatchExecutor(Executor):
                 leaves = [one.view() if type(one) is _ndarray else one.detach() for one in gathered]
             args, kwargs = calls[0].tree.build(leaves, calls[0].values)
             watch = MutationCheck(leaves) if self.watches and not target.mutates else None
-            helper.out = helper.room = None
+            helper.out = helper.offered = None
             if calls[0].declared:
                 helper.out = self._batch_out(target, calls[0], sum(rows))
             declared = helper.out
@@ -267,7 +267,7 @@ def _goes_with(first: DecodedCall, other: DecodedCall) -> bool:
         and _same_rows([spec for _, spec in first.specs], [spec for _, spec in other.specs])
         and first.declared == other.declared
         and (not first.declared or _same_outs(first.hint, other.hint))
-        and encode_values(first.values, True) == encode_values(other.values, True)
+        and first.value_bytes == other.value_bytes  # what was pickled may not be so again
     )
 
 

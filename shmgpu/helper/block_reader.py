@@ -151,7 +151,9 @@ class BlockReader:
             raise BadParams("the output buffer is smaller than the promised result")
         call.specs = specs_at
         call.nbytes = sum(spec.nbytes for spec in specs)
-        call.kind = data[layout.constant_at(len(specs_at)) :]
+        constant_at = layout.constant_at(len(specs_at))
+        call.kind = data[constant_at:]
+        call.values_at = block.values_at - constant_at
         call.rows = rows_of(specs)
         call.tree = signature.arguments.tree
         if target.arrays_kind == "numpy":

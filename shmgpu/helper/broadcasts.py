@@ -139,7 +139,7 @@ class Broadcasts:
         target = executor.functions[function]
         helper = executor.helper
         before = len(helper.later)
-        helper.room = None
+        helper.offered = None
         try:
             if target.arrays_kind != "numpy":
                 kept.views.tensors(kept.call)  # which the call has from then on

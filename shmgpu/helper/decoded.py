@@ -67,6 +67,7 @@ class Helper:
         device: ``"cpu"``, ``"cuda:0"``, ...
         session: what the session function returned, or None.
         out: the declared output arrays to write into, or None.
+        offered: ``room``, or what makes it for whoever looks.
         room: where a result of one array is copied to, if it has the shape that arguments of these
             shapes gave last time: a result that was written there is not copied. None if that is
             not known, or if calls run as a batch.
@@ -93,9 +94,9 @@ class Helper:
         "id",
         "keeps_something",
         "later",
+        "offered",
         "out",
         "pool",
-        "room",
         "session",
         "version",
         "when_children_leave",
@@ -108,13 +109,20 @@ class Helper:
         self.generation = generation
         self.session: Any = None
         self.out: Any = None
-        self.room: Any = None
+        self.offered: Any = None
         self.calls = 1
         self.version = 0
         self.caller = (0, 0)
         self.when_children_leave: list[Callable[[], None]] = []
         self.keeps_something: list[Callable[[], bool]] = []
         self.later: list[tuple[Callable[[], None], Callable[[BaseException], None] | None]] = []
+
+    @property
+    def room(self) -> Any:
+        """See above: made for whoever asks."""
+        if callable(self.offered):
+            self.offered = self.offered()
+        return self.offered
 
     def afterwards(
         self, work: Callable[[], None], failed: Callable[[BaseException], None] | None = None
@@ -147,6 +155,7 @@ class DecodedCall:
         places: which of the positional arguments are arrays, where those and plain values are all
             that is passed; None where the function is called the general way.
         template: such arguments, with None for each array.
+        values_at: where in ``kind`` the bytes of the plain values begin.
         is_plain: whether NumPy has the dtypes of all arrays that are promised.
     """
 
@@ -171,6 +180,7 @@ class DecodedCall:
         "torch_outs",
         "tree",
         "values",
+        "values_at",
         "views",
     )
 
@@ -179,6 +189,7 @@ class DecodedCall:
     tree: TreeDef
     specs: list[tuple[int, ArraySpec]]
     values: list[Any]
+    values_at: int
     kind: bytes
     nbytes: int
     rows: int | None
@@ -199,6 +210,11 @@ class DecodedCall:
         self.out_torch: Any = None
         self.tensors = None
         self.views = None
+
+    @property
+    def value_bytes(self) -> bytes:
+        """Its plain values as the block has them."""
+        return self.kind[self.values_at :]
 
     def set_values(self, values: list[Any]) -> None:
         """The plain values among its arguments."""

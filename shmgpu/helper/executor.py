@@ -170,7 +170,7 @@ class Executor:
         """Run one call that was read."""
         before = len(self.helper.later)
         try:
-            expected = self.helper.room = self._expected(target, call)
+            expected = self.helper.offered = self._expected(target, call)
             if call.places is not None:
                 arguments = leaves = self._leaves(target, call)
                 if call.values:
@@ -198,7 +198,7 @@ class Executor:
             return self._put_error(call, error, key)
 
     def _serve_raw(self, target: ServedFunction, request: RawRequest, key: Key) -> tuple[int, int]:
-        self.helper.room = None
+        self.helper.offered = None
         request.gang = self._gang
         request.put = self._put_raw
         try:

@@ -39,11 +39,12 @@ def known_call(target: ServedFunction, call: DecodedCall, views: ArenaViews) -> 
             return None  # to be refused
     numbers = range(-1, -1 - len(call.values), -1)
     args, named = call.tree.build(range(len(call.specs)), numbers)
+    args = (len(call.specs), *args)  # the helper, which follows the last array
     if is_torch:
         import torch  # already imported, as its functions get tensors
 
-        quick.native.know_tensor(torch.Tensor)
-        makers = [tensor.detach for tensor in views.tensors(call)]
+        quick.know_tensor(torch.Tensor)
+        makers = views.tensors(call)
         rooms = [out.detach for out in views.torch_outs(call)] if outs else []
     else:
         makers, rooms = [view.view for view in call.views], [out.view for out in outs]

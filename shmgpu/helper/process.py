@@ -211,7 +211,7 @@ def serve(executor: BatchExecutor, taken: Works) -> int:
                 _, _, body, values, argument, several, out, shape, dtype, nbytes = known
                 try:
                     helper.caller = slot, generation
-                    helper.room = expected = out.view()
+                    helper.offered = expected = out.view()
                     if several is None:
                         result = body(helper, *values, argument.view())
                     else:

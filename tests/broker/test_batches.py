@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import numpy as np
@@ -133,13 +134,15 @@ def large(value):
 
 
 def test_large_calls_that_are_sooner_done_one_after_another_are_not_gathered(broker):
-    for start in range(0, 160, 8):
+    for start in range(0, 8000, 8):
         futures = [add_one.submit(large(start + n)) for n in range(8)]
         for n, future in enumerate(futures):
             assert (future.result(10) == start + n + 1).all()
-    stats = shmgpu.stats()
-    batched = sum(helper["batched"] for helper in stats["helpers"])
-    assert 0 < stats["bytes"]["gathered"] < batched * large(0).nbytes
+        stats = shmgpu.stats()
+        batched = sum(helper["batched"] for helper in stats["helpers"])
+        if 0 < stats["bytes"]["gathered"] < batched * large(0).nbytes:
+            return  # it has tried both ways
+    raise AssertionError("all were gathered, or none was")
 
 
 def test_of_large_calls_one_that_fails_costs_those_at_most_that_it_was_joined_with(broker):
@@ -222,3 +225,27 @@ def test_unequal_rows_and_scalars_are_refused_in_a_sentence(running):
 def test_more_rows_than_a_batch_may_have_run_alone(running):
     assert double(rows(100, 1)).shape == (100, 3)
     assert double(rows(0, 1)).shape == (0, 3)
+
+
+class PickledOnce:
+    """What is unpickled of it cannot be pickled."""
+
+    def __getstate__(self):
+        if hasattr(self, "lock"):
+            raise TypeError("a lock cannot be pickled")
+        return {"a": 1}
+
+    def __setstate__(self, state):
+        self.lock = threading.Lock()
+
+
+@shmgpu.function(arrays="numpy", batch=shmgpu.Batch(max_size=64, max_delay=0.2), pickle=True)
+def adds_one(helper, x, what):
+    return x + 1
+
+
+def test_what_cannot_be_pickled_twice_may_be_in_a_batch():
+    with shmgpu.init(helpers=1, devices="cpu", arena="4MiB"):
+        out = [adds_one.submit(np.ones((1 + n % 3, 2)), PickledOnce()) for n in range(6)]
+        assert [future.result(20).shape for future in out] == [(1 + n % 3, 2) for n in range(6)]
+        del out

@@ -8,12 +8,14 @@ import gc
 import itertools
 import selectors
 import signal
+import socket
 import threading
 import time
 import weakref
 
 import numpy as np
 import pytest
+from crash.programs import until
 
 import shmgpu
 from shmgpu import core
@@ -21,6 +23,12 @@ from shmgpu.child import replies, runtime
 from shmgpu.child.futures import ENDED, CallFuture, readers
 from shmgpu.child.tickets import Inbox
 from shmgpu.errors import CallCancelled
+
+
+@shmgpu.function(arrays="numpy")
+def far(helper, x):
+    time.sleep(0.003)  # nobody looks for its answer in place
+    return x
 
 
 @shmgpu.function(arrays="numpy")
@@ -679,6 +687,51 @@ def test_a_signal_handler_that_calls_takes_no_callback_from_an_event_loop(broker
     assert handled and not broken
 
 
+@pytest.mark.parametrize("where", ["its own loop", "a loop that stands", "another thread's loop"])
+def test_after_the_end_a_loop_watches_no_number_that_others_may_get(where):
+    loop = asyncio.new_event_loop()
+
+    async def calls():
+        await far.aio(np.zeros(2))
+        assert readers.of(loop)._descriptors, "it watches on for a moment"
+
+    async def ends_here():
+        await calls()
+        session.shutdown()
+        await others()
+
+    async def ends_elsewhere():
+        await calls()
+        await loop.run_in_executor(None, session.shutdown)
+        await others()
+
+    async def others():
+        pairs = [socket.socketpair() for _ in range(8)]
+        try:
+            for one, other in pairs:
+                one.setblocking(False)
+                told = asyncio.ensure_future(loop.sock_recv(one, 9))
+                await asyncio.sleep(0)
+                other.send(b"told")
+                assert await asyncio.wait_for(told, 5) == b"told"
+        finally:
+            for one in itertools.chain(*pairs):
+                one.close()
+
+    session = shmgpu.init(helpers=1, devices="cpu", arena="16MiB")
+    try:
+        if where == "a loop that stands":
+            loop.run_until_complete(calls())
+            session.shutdown()
+            loop.run_until_complete(others())
+        else:
+            loop.run_until_complete(ends_here() if where == "its own loop" else ends_elsewhere())
+    finally:
+        session.shutdown()
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
+
+
 def test_the_reader_ends_when_nothing_is_out(broker):
     assert add_one.submit(np.zeros(1)).result(10).tolist() == [1]
     wait_until(lambda: threading.active_count() == 1)
@@ -783,3 +836,28 @@ def test_what_is_out_may_change_wherever_an_object_is_made(broker, look):
             port._out.pop(other, None)
         gate[0] = 1
     assert [one.result(20) is not None for one in running]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_what_broke_off_the_reader_costs_no_later_call_its_callback(broker, monkeypatch):
+    port = runtime.require_port()
+    breaks, end, broken = [True], port._end, []
+
+    def once(*given):
+        if breaks and threading.current_thread() is not threading.main_thread():
+            broken.append(threading.current_thread())
+            breaks.clear()
+            raise RuntimeError("as if")
+        return end(*given)
+
+    monkeypatch.setattr(port, "_end", once)
+    told = [threading.Event() for _ in range(3)]
+    calls = add_one.options(priority=1)
+    calls.submit(np.ones(3)).add_done_callback(lambda ended: told[0].set())
+    until(lambda: not breaks and port._reader is None, "the reader breaks off")
+    broken[0].join(20)  # with its last words, which are this test's to expect
+    assert add_one(np.ones(3)).tolist() == [2] * 3  # goes on where it stopped
+    assert told[0].wait(20)
+    for event in told[1:]:
+        calls.submit(np.ones(3)).add_done_callback(lambda ended, event=event: event.set())
+        assert event.wait(20)

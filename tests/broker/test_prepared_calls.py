@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+import types
 from collections import OrderedDict
 from concurrent.futures import wait
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import torch
 from crash.programs import until
 
 import shmgpu
-from shmgpu.child import quick, runtime
+from shmgpu.child import arguments, quick, runtime
 from shmgpu.child.futures import CallFuture
 
 
@@ -531,3 +532,86 @@ def test_what_is_kept_of_a_call_is_what_was_sent_though_its_list_has_changed(bro
     writer.join()
     for word, wanted in (("b", 100), ("b", 100), ("a", 1), ("b", 100)):
         assert after(x, [word], folder).tolist() == [wanted] * 4
+
+
+GO, HALF, WAIT = range(3)
+
+
+@shmgpu.function(arrays="numpy")
+def act_as_told(helper, x, order):
+    if order == HALF:
+        return x[:2] * 100
+    if order == WAIT:
+        time.sleep(0.05)  # so that the window is still full when the next is submitted
+    return x + 1
+
+
+def test_a_submission_that_finds_the_window_full_leaves_nothing_to_the_next_call():
+    """Whose result is of another kind, and lies in another buffer than that one was to have."""
+    with shmgpu.init(helpers=1, devices="cpu", arena="4MiB", window=2):
+        x = np.zeros(100)  # whose result has room for the description of another
+        for _ in range(3):
+            act_as_told(x, GO)
+        for future in [act_as_told.submit(x, GO) for _ in range(5)]:
+            future.result()
+        del future
+        waiting = [act_as_told.submit(x, WAIT) for _ in range(4)]
+        for future in waiting:
+            future.result()
+        del future, waiting
+        kept = [act_as_told(x, GO) for _ in range(20)]  # each ready call has another buffer
+        for _ in range(12):
+            assert act_as_told(x, HALF).tolist() == [0, 0]
+            kept.append(act_as_told(x, GO))
+        assert all(one.tolist() == [1] * 100 for one in kept)
+        del kept
+
+
+@shmgpu.function(arrays="numpy", timeout=0.1)
+def in_time(helper, x):
+    time.sleep(float(x[0]))
+    return x + 1
+
+
+def test_a_call_that_was_told_to_take_its_time_gives_the_next_none(broker):
+    x = shmgpu.arena.zeros(4)
+    for _ in range(4):
+        assert in_time.options(timeout=None).submit(x).result().tolist() == [1] * 4
+        assert in_time.options(timeout=None)(x).tolist() == [1] * 4
+    x[0] = 0.5
+    with pytest.raises(shmgpu.CallTimeout):
+        in_time(x)
+
+
+@shmgpu.function(arrays="numpy")
+def lengths(helper, arrays):
+    return [float(one.sum()) for one in arrays]
+
+
+@pytest.mark.parametrize("change", [list.clear, lambda given: given.append(given[0])])
+def test_a_list_that_changes_as_it_is_looked_at_costs_the_next_call_nothing(
+    broker, monkeypatch, change
+):
+    """Its plan would be that of another kind of arguments, for good."""
+    given, look = [np.ones(5)], arguments.flatten
+
+    def flatten(*args):
+        if given:
+            change(given)
+        return look(*args)
+
+    monkeypatch.setattr(arguments, "flatten", flatten)
+    lengths(given)
+    monkeypatch.setattr(arguments, "flatten", look)
+    for _ in range(4):
+        assert lengths([np.full(5, 2.0)]) == [10]
+        assert lengths.submit([np.full(5, 2.0)]).result() == [10]
+
+
+def test_calls_of_arrays_need_nothing_of_torch_while_another_thread_imports_it(broker, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))  # not there yet
+    x = warm()
+    assert act.submit(x).result().tolist() == [1] * 4
+    told = threading.Event()
+    act.options(priority=1).submit(x).add_done_callback(lambda ended: told.set())
+    assert told.wait(20)

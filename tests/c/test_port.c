@@ -5,6 +5,7 @@
 #include <sched.h>
 #include <sys/time.h>
 
+#include "base/clock.h"
 #include "base/descriptor.h"
 #include "child/port_internal.h"
 #include "ipc/pipe.h"
@@ -1582,5 +1583,46 @@ TEST(a_submitted_call_that_is_awaited_asks_for_room_and_is_awaited_again) {
   answer(&request);
   CHECK_EQ(shm_port_await_end(0, request.sequence, 0), SHM_OK);
   CHECK_EQ(drain_one().status, SHM_OK);
+  close_lone_port();
+}
+
+/* ---- the same, beside something else ---- */
+
+TEST(a_wait_beside_a_descriptor_ends_where_that_is_readable_and_no_reply_is) {
+  open_lone_port(2);
+  int beside[2];
+  shm_reply_t reply;
+  CHECK_EQ(pipe(beside), 0);
+  shmi_frame_t request = submit_one();
+  uint64_t soon = shmi_clock_ns() + 5000000;
+  CHECK_EQ(shm_port_await_reply(0, request.sequence, soon, beside[0], &reply), SHM_ETIMEOUT);
+  CHECK_EQ(write(beside[1], "x", 1), 1);
+  CHECK_EQ(shm_port_await_reply(0, request.sequence, 0, beside[0], &reply), SHM_EINTR);
+  answer(&request);
+  CHECK_EQ(shm_port_await_reply(0, request.sequence, 0, beside[0], &reply), SHM_OK);
+  CHECK_EQ(reply.sequence, request.sequence);
+  CHECK_EQ(shm_port_outstanding(), 0);
+  close(beside[0]);
+  close(beside[1]);
+  close_lone_port();
+}
+
+TEST(nobody_who_watches_a_descriptor_follows_another_thread) {
+  open_lone_port(2);
+  int beside[2];
+  shm_reply_t reply;
+  CHECK_EQ(pipe(beside), 0);
+  shmi_frame_t first = submit_one(), second = submit_one();
+  awaited[0] = first.sequence;
+  pthread_t leads = begin_thread(awaits_first);
+  until_they_sleep();
+  CHECK_EQ(shm_port_await_reply(0, second.sequence, 0, beside[0], &reply), SHM_EAGAIN);
+  answer(&second);
+  answer(&first);
+  CHECK_EQ(end_of(leads), SHM_OK);
+  CHECK_EQ(shm_port_await_reply(0, second.sequence, 0, beside[0], &reply), SHM_OK);
+  CHECK_EQ(drain_one().sequence, first.sequence);
+  close(beside[0]);
+  close(beside[1]);
   close_lone_port();
 }

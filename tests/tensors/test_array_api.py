@@ -12,6 +12,7 @@ import warnings
 
 import array_api_strict as strict
 import numpy as np
+import pages
 import pytest
 
 import shmgpu as gt
@@ -478,7 +479,7 @@ LATER = {"broadcast_shapes", "isin"}  # of a later version of the standard
 
 def left_out():
     """The rows of the page's table."""
-    text = PAGE.read_text(encoding="utf-8").partition("## What is left out")[2]
+    text = pages.text_of(PAGE).partition("## What is left out")[2]
     rows = re.findall(r"^\| (`[^|]*) \|", text, re.M)
     return {name for row in rows for name in re.findall(r"`([\w.]+)`", row)}
 

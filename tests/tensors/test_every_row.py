@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 
 import numpy as np
+import pages
 import pytest
 import torch
 from tensors.samples import OURS, SAMPLES, THEIRS
@@ -208,7 +209,7 @@ def test_a_sentence_names_what_is_wrong_where_it_is_recorded(engine):
 def test_the_page_of_operations_is_current():
     page = importlib.import_module("shmgpu.ops.page")
     text = page.text()
-    assert page.PAGE.read_text(encoding="utf-8") == text, (
+    assert pages.text_of(page.PAGE) == text, (
         "run python -m shmgpu.ops.page and commit what it writes"
     )
     for name in ops.TABLE:

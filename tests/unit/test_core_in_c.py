@@ -29,6 +29,8 @@ ROOMS: dict[str, list[str] | None] = {
     "port": [
         "a_call_waits_for_answers_that_others_have_not_taken_yet_where_they_fill_the_table",
         "a_call_that_waits_for_others_to_make_room_has_a_deadline",
+        "a_wait_beside_a_descriptor_ends_where_that_is_readable_and_no_reply_is",
+        "nobody_who_watches_a_descriptor_follows_another_thread",
         "a_thread_that_was_left_behind_changes_nothing_where_the_next_calls_are",
         "calls_that_a_child_left_behind_are_not_out_for_ever",
         "room_that_is_offered_late_is_not_taken_for_what_is_asked_since",

@@ -12,6 +12,7 @@ import types
 
 import pytest
 
+from shmgpu import core
 from shmgpu.child import futures
 from shmgpu.child.futures import ENDED, CallFuture, LoopReader, LoopReaders, Started
 from shmgpu.errors import CallCancelled
@@ -147,7 +148,8 @@ def test_a_callback_that_raises_costs_the_others_nothing(caplog):
 )
 def test_a_future_says_what_is_known_of_it(said, shown):
     for one in (CallFuture(Port()), Started(Loop(), Port())):
-        vars(one).update(said)
+        for name, value in said.items():
+            setattr(one, name, value)
         assert futures._told_of(one) == shown
         assert shown in repr(one)
 
@@ -218,18 +220,97 @@ def test_what_a_loop_looks_at_goes_with_it():
     assert not readers.by_loop
 
 
-def test_who_alone_waits_in_a_loop_takes_the_end_without_a_look_at_all_others():
-    loop = Loop()
-    one = started(loop, ready=object())
-    port = one._port
-    port.transport.descriptors = lambda: (5,)
+def test_who_awaits_it_second_and_finds_the_end_wakes_the_first(monkeypatch):
+    monkeypatch.setattr(futures.readers, "turns", 0)  # the loop's turn is not now
+    one = started(ready=object())
     woken = one.send(None)
-    port.ends = one
-    loop.read[5]()
-    assert woken.done() and not port.polled
+    one._ticket.is_near, one._port.ends = True, one
     with pytest.raises(StopIteration) as caught:
+        one.__await__().send(None)
+    assert caught.value.value == 7 and woken.done()
+
+
+def test_a_port_that_ends_asks_nothing_of_a_loop_that_looks_at_another():
+    readers, loop, mine = LoopReaders(), Loop(), Port()
+    mine.transport.descriptors = lambda: (5,)
+    readers.of(loop).enter(loop, mine, started(loop))
+    readers.leave(Port())
+    assert loop.read and not loop.soon
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_who_alone_waits_in_a_loop_is_read_in_c_where_its_end_is_as_expected(monkeypatch, is_there):
+    asked = []
+
+    def read_alone(waiting, glance):
+        asked.append((set(waiting), glance))
+        return is_there
+
+    monkeypatch.setattr(futures, "read_alone", read_alone)
+    loop = Loop()
+    one = started(loop)
+    one._port.transport.descriptors = lambda: (5,)
+    one.send(None)
+    loop.read[5]()
+    assert asked == [({one}, core.GLANCE)] and one._port.polled == (not is_there)
+
+
+def test_those_whose_ends_a_loop_reads_go_on_at_once_and_after_an_exception_in_its_next_turn():
+    loop, gone_on = Loop(), []
+    several = [started(loop) for _ in range(3)]
+    port = several[0]._port
+    port.transport.descriptors = lambda: (5,)
+    for one in several:
+        one._port = port
         one.send(None)
-    assert caught.value.value == 7 and not one.reader.waiting
+
+    def go_on(wake):
+        if gone_on:
+            raise SystemExit
+        gone_on.append(wake)
+        wake.set_result(None)
+
+    def poll():
+        for one in several:
+            one.reader.is_at_work = True
+            one.ended(None, 7, None)
+        assert not any(one._woken.done() for one in several)
+
+    port.poll = poll
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(SystemExit):
+        patched.setattr(futures, "go_on", go_on)
+        patched.setattr(asyncio, "_get_running_loop", lambda: loop)
+        loop.read[5]()
+    assert gone_on == [several[0]._woken] and several[2]._woken.done()
+
+
+def test_a_look_that_a_task_breaks_off_is_followed_by_another():
+    reader, port, loop = LoopReader(), Port(), Loop()
+    port.outstanding = 1
+
+    def poll():
+        raise SystemExit
+
+    port.poll = poll
+    reader.look_after(loop, port)
+    for _ in range(2):
+        with pytest.raises(SystemExit):
+            loop.later.pop()()
+        assert reader.looks and len(loop.later) == 1
+
+
+def test_what_breaks_a_reading_off_leaves_alone_whoever_was_cancelled_meanwhile():
+    reader, port, wakes = LoopReader(), Port(), [LoopFuture() for _ in range(3)]
+
+    def poll():
+        reader.due += wakes
+        wakes[1].cancel()
+        raise SystemExit
+
+    port.poll = poll
+    with pytest.raises(SystemExit):
+        reader._read(port)
+    assert all(wake.done() for wake in wakes) and not reader.due
 
 
 @pytest.mark.parametrize("others", [0, 1])

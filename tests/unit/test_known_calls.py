@@ -247,3 +247,33 @@ def test_promised_shapes_that_numpy_refuses_end_the_call_and_nothing_else():
     for _ in range(3):
         assert target.executor.serve(fuzz_blocks.ROW, block, 0, 1, 1)[0] == core.EREMOTE
     assert target.executor.reader.known == {block: None}
+
+
+@pytest.mark.parametrize(
+    ("form", "result"),
+    [(0, X), ((0,), (X,)), ((0, 0), (X, X)), ({"a": 0}, {"a": X}), ((1, 0), (X, X))],
+    ids=str,
+)
+def test_a_promise_of_more_arrays_than_its_form_has_is_left_to_python(form, result):
+    """Whoever wrote the block wrote the promise."""
+    rooms = (np.zeros(4, "float32"), np.zeros(4, "float32"))
+    run = quick.native.QuickKnown(
+        1,
+        0,
+        lambda helper: result,
+        (0,),
+        None,
+        (),
+        (),
+        form,
+        rooms,
+        tuple(one.view for one in rooms),
+        (16, 16),
+        0,
+        0,
+        False,
+        True,
+        False,
+    )
+    assert run.run(types.SimpleNamespace()) is result
+    assert not any(one.any() for one in rooms)

@@ -152,6 +152,16 @@ def test_no_page_names_a_place_on_somebodys_machine(page):
     assert "../shared" not in text
 
 
+def test_whoever_reads_a_page_of_the_package_knows_that_a_wheel_has_none():
+    reads = re.compile(r"with_name\(\s*[\"'](\w+\.md)|\.PAGE\b")
+    tests = [path for path in (ROOT / "tests").rglob("test_*.py") if path.name != "test_pages.py"]
+    readers = {path.name: text for path in tests if reads.search(text := path.read_text("utf-8"))}
+    assert {"test_stricter.py", "test_every_row.py"} <= set(readers)
+    aware = ("pages.text_of(", "the package's pages are not")
+    unaware = [name for name, text in readers.items() if not any(one in text for one in aware)]
+    assert not unaware, f"make dist runs these beside a wheel: {unaware}"
+
+
 def test_the_front_page_is_short():
     page = ROOT / "README.md"
     if not page.exists():

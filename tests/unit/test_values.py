@@ -256,3 +256,42 @@ def test_a_structure_that_promises_more_than_it_holds_is_refused_at_once():
         TreeDef(b"t\xff\xff\xff\xff")
     with pytest.raises(BadParams):
         TreeDef(b"t\x01\x00\x00\x00" * 100_000 + b"V")
+
+
+@pytest.mark.parametrize("tag", [b"d", b"o", b"R"], ids=["dict", "OrderedDict", "record"])
+def test_a_structure_with_a_key_twice_is_refused(tag):
+    """What was built of it would have fewer leaves than it counts."""
+
+    def structure(*names, of=b""):
+        keys = b"".join(encode_value(name) + b"A" for name in names)
+        return tag + len(names).to_bytes(4, "little") + of + keys
+
+    of = encode_value("a") if tag == b"R" else b""  # the name of its class may be a field's, too
+    assert TreeDef(structure(of=of)).array_count == 0
+    assert TreeDef(structure("a", "b", of=of)).array_count == 2
+    with pytest.raises(BadParams, match="a key twice"):
+        TreeDef(structure("a", "b", "a", of=of))
+    if tag != b"R":
+        with pytest.raises(BadParams, match="a key twice"):
+            TreeDef(structure(1, True))
+
+
+@pytest.mark.parametrize("make", [lambda: [X, X, X], lambda: {"a": X, "b": X, "c": X}])
+@pytest.mark.parametrize("grows", [False, True])
+def test_a_container_that_changes_while_it_is_taken_apart_is_as_it_was(make, grows):
+    given = make()
+
+    def is_array(leaf):
+        if not grows:
+            given.clear()
+        elif type(given) is list:
+            given.append(X)
+        else:
+            given[str(len(given))] = X
+        return leaf is X
+
+    flat = flatten(given, is_array)
+    assert TreeDef(bytes(flat.structure)).build(flat.arrays, []) == make()
+
+
+X = object()

@@ -75,6 +75,13 @@ static PyObject *finish(quick_port_t *port, quick_call_t *ready, int status) {
   return result;
 }
 
+bool shmi_pump(quick_port_t *port) {
+  if (PyObject_Size(port->queue) <= 0) return true;
+  PyObject *done = PyObject_CallMethodObjArgs((PyObject *)port, shmi_quick.pump, NULL);
+  Py_XDECREF(done);
+  return done != NULL;
+}
+
 /* The result of a call that has ended well: as expected, or Python says what it is. */
 static PyObject *result_of(quick_port_t *port, PyObject *list, quick_call_t *ready) {
   bool has_arrays = PyTuple_Size(ready->arrays) > 0;
@@ -83,11 +90,7 @@ static PyObject *result_of(quick_port_t *port, PyObject *list, quick_call_t *rea
   PyObject *result = has_arrays ? shmi_result(ready) : shmi_lone_value(ready);
   if (result == NULL) return PyErr_Occurred() ? NULL : finish(port, ready, SHM_OK);
   if (PyList_Append(list, (PyObject *)ready) < 0) PyErr_Clear(); /* it is made again when asked */
-  if (PyObject_Size(port->queue) > 0) {
-    PyObject *done = PyObject_CallMethodObjArgs((PyObject *)port, shmi_quick.pump, NULL);
-    if (done == NULL) Py_CLEAR(result);
-    Py_XDECREF(done);
-  }
+  if (!shmi_pump(port)) Py_CLEAR(result);
   return result;
 }
 

@@ -14,10 +14,12 @@
 typedef struct {
   PyObject_HEAD
   PyObject *body;           /* the function */
-  PyObject *args, *named;   /* forms: a tuple; a dict or None. Array n is n, plain value n is -1 - n */
-  PyObject *views, *values; /* tuples: what makes each array, and each value */
+  PyObject *args, *named;   /* forms: a tuple; a dict or None. Array n is n, plain value n is -1 - n,
+                               and the helper follows the last array */
+  PyObject *views, *values; /* tuples: what makes each array, or has each tensor; and each value */
   PyObject *result;         /* a form of arrays, or None: nothing is promised */
   PyObject *outs, *rooms;   /* tuples: arrays over the output buffer, and what makes others alike */
+  quick_tensor_kind_t kinds[SHMI_QUICK_ARRAYS]; /* of these, if it returns torch's tensors */
   uint64_t address, bytes;  /* of the output buffer */
   uint64_t sizes[SHMI_QUICK_ARRAYS]; /* of each array in it, in bytes */
   uint64_t function; /* what its messages have for it */
@@ -27,16 +29,28 @@ typedef struct {
   uint64_t written;             /* by the last run, where that described itself */
 } known_t;
 
-/* What a result has in place of each array that was promised. */
+/* What a result has in place of each array that was promised. Somebody may change the result
+ * meanwhile: so what was taken of it is held. */
 typedef struct {
   const known_t *known;
+  Py_ssize_t count;
   const void *found[SHMI_QUICK_ARRAYS];
+  PyObject *leaves[SHMI_QUICK_ARRAYS];
 } taken_t;
 
+/* What makes the arguments, and for which helper. */
+typedef struct {
+  const known_t *known;
+  PyObject *helper;
+} given_t;
+
 static PyObject *argument_of(const void *of, Py_ssize_t at) {
-  const known_t *known = of;
+  const given_t *given = of;
+  const known_t *known = given->known;
   if (at < 0) return Py_NewRef(PyTuple_GetItem(known->values, -1 - at));
-  return PyObject_CallNoArgs(PyTuple_GetItem(known->views, at));
+  if (at == PyTuple_Size(known->views)) return Py_NewRef(given->helper);
+  PyObject *view = PyTuple_GetItem(known->views, at);
+  return known->is_torch ? PyObject_GetAttr(view, shmi_quick.data) : PyObject_CallNoArgs(view);
 }
 
 static PyObject *room_of(const void *of, Py_ssize_t at) {
@@ -45,41 +59,40 @@ static PyObject *room_of(const void *of, Py_ssize_t at) {
 
 /* ---- the result ------------------------------------------------------------------------------- */
 
-/* Where a tensor's elements are, which lives on; NULL: NumPy has no such, such as one with a gradient. */
-static const void *tensor_like(PyObject *leaf, PyObject *out) {
-  if (Py_TYPE(leaf) != shmi_quick.tensor) return NULL;
-  PyObject *array = PyObject_CallMethodObjArgs(leaf, shmi_quick.numpy, NULL);
-  const void *found = array != NULL ? shmi_array_like(array, out) : NULL;
-  if (array == NULL) PyErr_Clear();
-  Py_XDECREF(array);
-  return found;
-}
-
 static bool take_leaf(void *into, Py_ssize_t at, PyObject *leaf) {
   taken_t *taken = into;
   const known_t *known = taken->known;
   PyObject *out = PyTuple_GetItem(known->outs, at);
-  const void *found = known->is_torch ? tensor_like(leaf, out) : shmi_array_like(leaf, out);
+  const void *found = known->is_torch ? shmi_tensor_like(leaf, known->kinds[at], out)
+                                      : shmi_array_like(leaf, out);
+  if (found == NULL || at != taken->count) return false;
   taken->found[at] = found;
-  if (found == NULL) return false;
+  taken->leaves[taken->count++] = Py_NewRef(leaf);
   /* A view elsewhere of what it was given to write to: copying in order might destroy it. */
   return !known->is_declared || found == shmi_array_like(out, out) ||
          !(known->is_torch || shmi_array_is_view(leaf));
 }
 
-static bool put_arrays(const known_t *known, PyObject *result) {
-  taken_t taken = {.known = known};
-  if (known->result == Py_None || !shmi_form_take(known->result, result, take_leaf, &taken)) {
-    return false;
-  }
-  for (Py_ssize_t at = 0; at < PyTuple_Size(known->outs); at++) {
+static void copy_out(const taken_t *taken) {
+  const known_t *known = taken->known;
+  for (Py_ssize_t at = 0; at < taken->count; at++) {
     PyObject *out = PyTuple_GetItem(known->outs, at);
     void *to = (void *)(uintptr_t)shmi_array_like(out, out);
-    if (to == taken.found[at]) continue;
-    memmove(to, taken.found[at], (size_t)known->sizes[at]);
+    if (to == taken->found[at]) continue;
+    memmove(to, taken->found[at], (size_t)known->sizes[at]);
     shmi_quick.count_bytes(SHM_BYTES_COPIED_OUT, known->sizes[at]);
   }
-  return true;
+}
+
+static bool put_arrays(const known_t *known, PyObject *result) {
+  if (known->result == Py_None) return false;
+  taken_t taken = {.known = known};
+  /* The promise is the caller's: whatever it says, nothing is copied that was not found. */
+  bool is_kept = shmi_form_take(known->result, result, take_leaf, &taken) &&
+                 taken.count == PyTuple_Size(known->outs);
+  if (is_kept) copy_out(&taken);
+  while (taken.count > 0) Py_DECREF(taken.leaves[--taken.count]);
+  return is_kept;
 }
 
 /* Whether it was put where the caller looks for it. */
@@ -96,36 +109,32 @@ static bool put(known_t *known, PyObject *result) {
 
 /* ---- the run ---------------------------------------------------------------------------------- */
 
-/* The function gets what it may write to: an attribute `out` where that was declared, `room` where
- * it is one array. */
+/* The function gets what it may write to: an attribute `out` where that was declared, and what makes
+ * a `room` where it is one array. */
 static bool offer(const known_t *known, PyObject *helper) {
-  bool is_one = PyLong_CheckExact(known->result);
-  PyObject *made = known->is_declared || is_one ? shmi_form_build(known->result, room_of, known)
-                                                : Py_NewRef(Py_None);
-  bool is_done =
-      made != NULL &&
-      (!known->is_declared || PyObject_SetAttr(helper, shmi_quick.out, made) == 0) &&
-      PyObject_SetAttr(helper, shmi_quick.room, known->is_declared ? Py_None : made) == 0;
-  Py_XDECREF(made);
-  return is_done;
+  PyObject *room = Py_None;
+  if (known->is_declared) {
+    PyObject *out = shmi_form_build(known->result, room_of, known);
+    bool is_set = out != NULL && PyObject_SetAttr(helper, shmi_quick.out, out) == 0;
+    Py_XDECREF(out);
+    if (!is_set) return false;
+  } else if (PyLong_CheckExact(known->result)) {
+    room = PyTuple_GetItem(known->rooms, PyLong_AsSsize_t(known->result));
+  }
+  return room != NULL && PyObject_SetAttr(helper, shmi_quick.offered, room) == 0;
 }
 
 static PyObject *call(const known_t *known, PyObject *helper) {
-  PyObject *rest = shmi_form_build(known->args, argument_of, known), *named = NULL, *args = NULL;
-  const Py_ssize_t count = rest != NULL ? PyTuple_Size(rest) : 0;
-  if (rest != NULL) args = PyTuple_New(count + 1);
-  if (args != NULL) PyTuple_SetItem(args, 0, Py_NewRef(helper));
-  for (Py_ssize_t at = 0; args != NULL && at < count; at++) {
-    PyTuple_SetItem(args, at + 1, Py_NewRef(PyTuple_GetItem(rest, at)));
-  }
-  if (known->named != Py_None) named = shmi_form_build(known->named, argument_of, known);
+  const given_t given = {.known = known, .helper = helper};
+  PyObject *args = shmi_form_build(known->args, argument_of, &given), *named = NULL;
+  bool has_named = known->named != Py_None;
+  if (args != NULL && has_named) named = shmi_form_build(known->named, argument_of, &given);
   PyObject *result = NULL;
-  if (args != NULL && (named != NULL || known->named == Py_None)) {
+  if (args != NULL && (named != NULL || !has_named)) {
     result = PyObject_Call(known->body, args, named);
   }
   Py_XDECREF(named);
   Py_XDECREF(args);
-  Py_XDECREF(rest);
   return result;
 }
 
@@ -193,6 +202,11 @@ static PyObject *known_new(PyTypeObject *type, PyObject *given, PyObject *named)
   made->is_torch = (char)is_torch;
   for (Py_ssize_t at = 0; at < PyTuple_Size(sizes) && at < SHMI_QUICK_ARRAYS; at++) {
     made->sizes[at] = PyLong_AsUnsignedLongLong(PyTuple_GetItem(sizes, at));
+  }
+  for (Py_ssize_t at = 0; is_torch && at < PyTuple_Size(is.outs) && at < SHMI_QUICK_ARRAYS; at++) {
+    PyObject *dtype = PyObject_GetAttrString(PyTuple_GetItem(is.outs, at), "dtype");
+    if (dtype != NULL) shmi_tensor_kind(dtype, &made->kinds[at]);
+    Py_XDECREF(dtype);
   }
   if (PyTuple_Size(is.outs) > SHMI_QUICK_ARRAYS || PyErr_Occurred()) {
     if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "too many arrays");

@@ -22,19 +22,10 @@ static PyObject *bind(PyObject *module, PyObject *given) {
                                  uint64_t *))(uintptr_t)resubmit;
   shmi_quick.is_near = (int (*)(uint32_t, uint64_t))(uintptr_t)is_near;
   shmi_quick.await_reply =
-      (int (*)(uint32_t, uint64_t, uint64_t, shm_reply_t *))(uintptr_t)await_reply;
+      (int (*)(uint32_t, uint64_t, uint64_t, int, shm_reply_t *))(uintptr_t)await_reply;
   shmi_quick.put_back = (void (*)(uint32_t, const shm_reply_t *))(uintptr_t)put_back;
   shmi_quick.is_lost = (int (*)(void))(uintptr_t)is_lost;
   shmi_quick.count_bytes = (void (*)(int, uint64_t))(uintptr_t)count_bytes;
-  Py_RETURN_NONE;
-}
-
-/* know_tensor(type): torch's, once it is there. */
-static PyObject *know_tensor(PyObject *module, PyObject *type) {
-  (void)module;
-  if (shmi_quick.tensor == NULL && PyType_Check(type)) {
-    shmi_quick.tensor = (PyTypeObject *)Py_NewRef(type);
-  }
   Py_RETURN_NONE;
 }
 
@@ -59,15 +50,20 @@ static PyObject *use(PyObject *module, PyObject *given) {
 static PyMethodDef functions[] = {
     {"bind", bind, METH_VARARGS, "What it must know of Python's side."},
     {"use", use, METH_VARARGS, "The port that calls go through, or None."},
-    {"know_tensor", know_tensor, METH_O, "torch's type."},
+    {"know_tensor", shmi_know_tensor, METH_VARARGS, "torch's type."},
     {"find", shmi_find, METH_VARARGS, "Which of these signatures such arguments have."},
     {"submit", shmi_submit, METH_VARARGS, "Sends a call like an earlier one."},
     {"start", shmi_start, METH_VARARGS, "The same; gives its future."},
+    {"start_awaited", shmi_start_awaited, METH_VARARGS, "The same, for the running event loop."},
     {"result", shmi_future_result, METH_O, "Of a future, once its call has ended as expected."},
     {"await_end", shmi_await_end, METH_VARARGS, "Waits for its end."},
+    {"await_in_place", shmi_await_in_place, METH_O, "Waits for its end where the loop idles."},
+    {"read_alone", shmi_read_alone, METH_VARARGS, "Has whoever awaits the only call go on."},
     {"settle", shmi_settle, METH_VARARGS, "Reads its reply, where it ended as expected."},
     {"know_ticket", shmi_know_ticket, METH_VARARGS, "Python's tickets."},
     {"know_ends", shmi_know_ends, METH_VARARGS, "What a future says that has ended."},
+    {"know_loop", shmi_know_loop, METH_VARARGS, "The event loop that calls."},
+    {"set_writeable", shmi_set_writeable, METH_VARARGS, "That an array may or may not be written to."},
     {"reads_array", shmi_reads_array, METH_VARARGS, "Whether it sees these fields of an array."},
     {0},
 };
@@ -99,16 +95,27 @@ static bool intern_names(void) {
       {&shmi_quick.append, "append"},
       {&shmi_quick.view, "view"},
       {&shmi_quick.numpy, "numpy"},
+      {&shmi_quick.storage, "untyped_storage"},
       {&shmi_quick.value_bytes, "value_bytes"},
       {&shmi_quick.addresses, "addresses"},
       {&shmi_quick.result, "result"},
-      {&shmi_quick.made, "_made"},
-      {&shmi_quick.own_result, "_result"},
-      {&shmi_quick.own_state, "_state"},
-      {&shmi_quick.own_port, "_port"},
-      {&shmi_quick.own_ticket, "_ticket"},
       {&shmi_quick.out, "out"},
-      {&shmi_quick.room, "room"},
+      {&shmi_quick.offered, "offered"},
+      {&shmi_quick.data, "data"},
+      {&shmi_quick.requires_grad, "requires_grad"},
+      {&shmi_quick.is_neg, "is_neg"},
+      {&shmi_quick.is_conj, "is_conj"},
+      {&shmi_quick.waiting, "waiting"},
+      {&shmi_quick.loop_ready, "_ready"},
+      {&shmi_quick.loop_timers, "_scheduled"},
+      {&shmi_quick.loop_debug, "_debug"},
+      {&shmi_quick.loop_stopping, "_stopping"},
+      {&shmi_quick.loop_factory, "_task_factory"},
+      {&shmi_quick.timer_when, "_when"},
+      {&shmi_quick.looks, "looks"},
+      {&shmi_quick.call_soon, "call_soon"},
+      {&shmi_quick.context, "context"},
+      {&shmi_quick.run, "run"},
   };
   for (size_t at = 0; at < sizeof names / sizeof *names; at++) {
     *names[at].into = PyUnicode_InternFromString(names[at].name);
@@ -123,7 +130,7 @@ PyMODINIT_FUNC PyInit__quick(void) {
   if (module != NULL &&
       (!intern_names() || shmi_add_call(module) < 0 || shmi_add_ready(module) < 0 ||
        shmi_add_ticket(module) < 0 || shmi_add_signature(module) < 0 ||
-       shmi_add_known(module) < 0 ||
+       shmi_add_known(module) < 0 || shmi_add_future(module) < 0 || shmi_add_wake(module) < 0 ||
        PyModule_AddIntConstant(module, "NDARRAY_BYTES", (long)shmi_array_bytes()) < 0)) {
     Py_CLEAR(module);
   }

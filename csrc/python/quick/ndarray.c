@@ -42,6 +42,11 @@ const void *shmi_array_like(PyObject *one, PyObject *other) {
   return shmi_array_data(one, wanted->dtype, wanted->axes, wanted->shape);
 }
 
+const void *shmi_tensor_like(PyObject *one, quick_tensor_kind_t kind, PyObject *array) {
+  const ndarray_t *wanted = (const ndarray_t *)array;
+  return shmi_tensor_data(one, kind, wanted->axes, wanted->shape);
+}
+
 bool shmi_array_is_view(PyObject *array) {
   return ((const ndarray_t *)array)->base != NULL;
 }
@@ -71,6 +76,16 @@ bool shmi_array_may_write(PyObject *array) {
 void shmi_array_set_write(PyObject *array, bool may) {
   int *flags = &((ndarray_t *)array)->flags;
   *flags = may ? *flags | WRITEABLE : *flags & ~WRITEABLE;
+}
+
+/* set_writeable(array, may). */
+PyObject *shmi_set_writeable(PyObject *module, PyObject *given) {
+  (void)module;
+  PyObject *array;
+  int may;
+  if (!PyArg_ParseTuple(given, "O!p", shmi_quick.ndarray, &array, &may)) return NULL;
+  shmi_array_set_write(array, may != 0);
+  Py_RETURN_NONE;
 }
 
 size_t shmi_array_bytes(void) { return sizeof(ndarray_t); }

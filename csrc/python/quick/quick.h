@@ -15,9 +15,10 @@
  * for each version, took 42.9 us of processor time a call where this takes 45.3, and Python 63.8 (8
  * children, all roles; of a lone caller 51.2, 53.2 and 81.4). It needs the GIL.
  *
- * Files: ndarray.c, signature.c: what arguments are; form.c, plain.c: containers and plain values;
+ * Files: ndarray.c, tensor.c, signature.c: what arguments are; form.c, plain.c: containers and plain values;
  * ready.c: what is kept of an earlier call; call.c: the call itself; submit.c: calls that are sent
- * without waiting, and their ends; known.c: the same call in a helper.
+ * without waiting, and their ends; future.c, wake.c: what their callers hold, and sleep on; known.c: the
+ * same call in a helper.
  *
  * Owns: the module's types and what its files share. Must never: do what a call through Python
  * would not.
@@ -33,6 +34,11 @@
 #include "shmgpu.h"
 
 enum { SHMI_QUICK_ARRAYS = 16, SHMI_QUICK_VALUES = 16 }; /* of one call's arguments, at most */
+
+/* The type of a tensor's elements, as DLPack has it. */
+typedef struct {
+  uint8_t code, bits;
+} quick_tensor_kind_t;
 
 /* What is looked at of the port, a shmgpu.child.port.Port, which is made of this. */
 typedef struct {
@@ -84,6 +90,13 @@ typedef struct {
   char is_watched, is_near;
 } quick_ticket_t;
 
+/* What a caller holds of it: see future.c. What these are, shmgpu.child.futures says. */
+typedef struct {
+  PyObject_HEAD
+  PyObject *port, *ticket, *made, *state, *result, *error;
+  PyObject *loop, *reader, *woken; /* of those that an event loop awaits */
+} quick_future_t;
+
 /* What was found of a call's arguments. Another thread, or a callback, may take out of a list what
  * was found in it: so all of it is held until the call has ended. */
 typedef struct {
@@ -103,25 +116,31 @@ typedef struct {
 
 /* What the module knows of Python's side. */
 typedef struct {
-  PyTypeObject *call, *signature, *function; /* made here */
+  PyTypeObject *call, *signature, *function, *future, *wake; /* made here */
   PyTypeObject *ndarray;               /* given once, by bind() */
   PyTypeObject *tensor;                /* torch's, by know_tensor(); or NULL */
+  PyObject *to_dlpack;                 /* its function, if there is the type */
   PyTypeObject *ticket;                /* Python's, by know_ticket(), as the next; or NULL */
   PyObject *loans;                     /* a dict: arrays that are read-only for now */
-  PyObject *ended, *finished;          /* what a future says that has ended, by know_ends() */
+  PyObject *ended, *finished, *pending; /* what a future says that has ended, or not: by know_ends() */
+  PyObject *running_loop;              /* asyncio._get_running_loop, by know_loop(), as the next; or NULL */
+  PyObject *loop, *loop_reader;        /* the loop that called last, by a weak reference; what it looks at */
+  int loop_fd;                         /* readable where it has something to do; -1: that is not known */
   quick_port_t *port;                  /* of this process as a child, by use(); or NULL */
   uint64_t base, end;                  /* of its arena */
   int (*repeat)(const shm_repeat_t *, const uint64_t *, uint64_t);
   int (*resubmit)(const shm_repeat_t *, const uint64_t *, uint64_t, uint64_t, uint64_t *);
   int (*is_near)(uint32_t, uint64_t);
-  int (*await_reply)(uint32_t, uint64_t, uint64_t, shm_reply_t *);
+  int (*await_reply)(uint32_t, uint64_t, uint64_t, int, shm_reply_t *);
   void (*put_back)(uint32_t, const shm_reply_t *);
   int (*is_lost)(void);
   void (*count_bytes)(int, uint64_t);
   /* Names of attributes. */
   PyObject *in_python, *renew, *stage, *set_values, *read, *go_on, *finish, *tidy, *poll, *pump,
-      *start_reader, *append, *view, *numpy, *value_bytes, *addresses, *result, *made, *own_result,
-      *own_state, *own_port, *own_ticket, *out, *room;
+      *start_reader, *append, *view, *numpy, *storage, *value_bytes, *addresses, *result, *out,
+      *offered, *data, *requires_grad, *is_neg,
+      *is_conj, *waiting, *loop_ready,
+      *loop_timers, *loop_debug, *loop_stopping, *loop_factory, *timer_when, *looks, *call_soon, *context, *run;
 } quick_t;
 
 extern quick_t shmi_quick;
@@ -133,6 +152,8 @@ const void *shmi_array_data(PyObject *one, PyObject *dtype, int axes, const intp
 /* The same, if it is one like another array; and whether it is a view on something. */
 const void *shmi_array_like(PyObject *one, PyObject *other);
 bool shmi_array_is_view(PyObject *array);
+/* Where the elements of a tensor are that is like an array, whose dtype is that kind. */
+const void *shmi_tensor_like(PyObject *one, quick_tensor_kind_t kind, PyObject *array);
 /* The dtype and the shape of an array, both borrowed from it; NULL: it is not C-contiguous. */
 PyObject *shmi_array_type(PyObject *array, int *axes, const intptr_t **shape);
 /* Whether a thing is an array with elements in the arena; whether it may be written to, and that from
@@ -141,9 +162,29 @@ bool shmi_array_is_here(PyObject *one);
 bool shmi_array_may_write(PyObject *array);
 void shmi_array_set_write(PyObject *array, bool may);
 size_t shmi_array_bytes(void); /* of one, as far as is known here */
+PyObject *shmi_set_writeable(PyObject *module, PyObject *given);
 PyObject *shmi_reads_array(PyObject *module, PyObject *given);
 
+/* ---- tensor.c ---- */
+
+/* What tensors have whose arrays would have this dtype; false: none has that. */
+bool shmi_tensor_kind(PyObject *dtype, quick_tensor_kind_t *kind);
+/* Where its elements begin, if that is a contiguous tensor on the CPU of this kind and shape, whose
+ * memory has what it has; else NULL, with an exception only where one struck. */
+const void *shmi_tensor_data(PyObject *one, quick_tensor_kind_t kind, int axes,
+                             const intptr_t *shape);
+/* A tensor that says it has no such memory, or array, raised nothing; what else is raised meanwhile, as
+ * by a signal handler, stays. */
+void shmi_forget_refusal(void);
+PyObject *shmi_know_tensor(PyObject *module, PyObject *given);
+
 /* ---- form.c ---- */
+
+/* What somebody else has may become shorter while something of it is looked at: so items are taken
+ * one by one, and held. NULL: there is no such item any more. */
+PyObject *shmi_item_of(PyObject *tuple_or_list, Py_ssize_t at);
+/* The next item of a dict, and its key, both held; false: there is none. */
+bool shmi_next_of(PyObject *dict, Py_ssize_t *place, PyObject **key, PyObject **item);
 
 /* What is made of a form's numbers, by what makes a leaf; NULL, with an exception: that failed. */
 typedef PyObject *(shmi_leaf_of_t)(const void *of, Py_ssize_t number);
@@ -174,7 +215,7 @@ int shmi_add_known(PyObject *module);
 quick_signature_t *shmi_signature_of(PyObject *signatures, PyObject *args, PyObject *named,
                                      quick_found_t *found);
 void shmi_let_go(quick_found_t *found);
-PyObject *shmi_arrays_of(const quick_found_t *found); /* arrays and tensors, as a tuple */
+PyObject *shmi_arrays_of(const quick_found_t *found); /* as a tuple: arrays, and what tensors are of */
 PyObject *shmi_values_of(const quick_found_t *found); /* plain values, as a tuple */
 PyObject *shmi_find(PyObject *module, PyObject *given);
 int shmi_add_signature(PyObject *module);
@@ -204,18 +245,55 @@ PyObject *shmi_addresses_of(const quick_call_t *ready, const uint64_t *addresses
 
 /* Whether calls of such a function may be made here, by this port. */
 bool shmi_may_send(const quick_port_t *port, const PyObject *function);
+/* Sends what waited for the end of a call that has just ended; false, with an exception: it struck. */
+bool shmi_pump(quick_port_t *port);
 int shmi_add_call(PyObject *module);
 
 /* ---- submit.c ---- */
 
 PyObject *shmi_submit(PyObject *module, PyObject *given);
 PyObject *shmi_start(PyObject *module, PyObject *given);
+PyObject *shmi_start_awaited(PyObject *module, PyObject *given);
 PyObject *shmi_await_end(PyObject *module, PyObject *given);
+PyObject *shmi_await_in_place(PyObject *module, PyObject *future);
+PyObject *shmi_read_alone(PyObject *module, PyObject *given);
 PyObject *shmi_future_result(PyObject *module, PyObject *future);
 PyObject *shmi_settle(PyObject *module, PyObject *given);
 PyObject *shmi_know_ticket(PyObject *module, PyObject *given);
 PyObject *shmi_know_ends(PyObject *module, PyObject *given);
 int shmi_add_ticket(PyObject *module);
+
+/* ---- future.c ---- */
+
+quick_future_t *shmi_new_future(PyTypeObject *type); /* or one derived from it */
+/* Whether whoever is to be told of an end has waited for nothing but that. */
+bool shmi_is_unmade(PyObject *handler);
+void shmi_set(PyObject **field, PyObject *value);
+int shmi_add_future(PyObject *module);
+
+/* ---- wake.c ---- */
+
+/* The running loop, where it is the one that called last, and is to look before long for the ends of
+ * calls that nobody awaits, and what it looks at, both held; else NULL. */
+PyObject *shmi_loop_that_looks(PyObject **reader);
+PyObject *shmi_know_loop(PyObject *module, PyObject *given);
+/* Whether the loop of a future, the one that called last, has nothing to do now, nor waits for another
+ * call; until when, at most until `until_ns`. False perhaps with an exception. */
+bool shmi_loop_idles(const quick_future_t *future, uint64_t now_ns, uint64_t *until_ns);
+/* Whether something has come for it to do: whoever finds its answer each time before it would wait for
+ * it does not see that. So every eighth looks. */
+bool shmi_loop_has_its_turn(void);
+bool shmi_go_on(PyObject *wake); /* whether whoever sleeps on it could go on; or with an exception */
+int shmi_add_wake(PyObject *module);
+
+/* ---- what was said ---- */
+
+/* Whether that is None, True or False, of which there is one each. Lets go of what was said; NULL: it
+ * is neither, and an exception says why. */
+static inline bool shmi_is(PyObject *said, PyObject *wanted) {
+  Py_XDECREF(said);
+  return said == wanted;
+}
 
 /* ---- objects that Python derives from ---- */
 

@@ -44,7 +44,7 @@ quick_call_t *shmi_take(PyObject *list) {
   if (is_taken && !has_free) {
     PyObject *done = PyObject_CallMethodObjArgs((PyObject *)ready, shmi_quick.renew, NULL);
     Py_XDECREF(done);
-    is_taken = done != NULL;
+    is_taken = done == Py_True;
   }
   if (!is_taken) Py_CLEAR(ready);
   return ready;
@@ -144,6 +144,17 @@ static bool copy_in(quick_call_t *ready, int index, uint64_t *address) {
   return true;
 }
 
+/* A tensor may be given other memory while a helper reads what it has: so that is held, not the tensor.
+ */
+static bool hold_memory(PyObject **held) {
+  if (Py_TYPE(*held) != shmi_quick.tensor) return true;
+  PyObject *tensor = *held, *memory = PyObject_CallMethodObjArgs(tensor, shmi_quick.storage, NULL);
+  if (memory == NULL) return false;
+  *held = memory;
+  Py_DECREF(tensor);
+  return true;
+}
+
 bool shmi_fill(quick_call_t *ready, quick_found_t *found) {
   if ((uint64_t)found->array_count != ready->repeat->arguments) return false;
   if (found->value_count > 0 && !set_values(ready, found)) return false;
@@ -151,7 +162,10 @@ bool shmi_fill(quick_call_t *ready, quick_found_t *found) {
     const uint64_t at = found->addresses[index], bytes = ready->repeat->argument_bytes[index];
     bool is_here = bytes == 0 || (at >= shmi_quick.base && at <= shmi_quick.end &&
                                   bytes <= shmi_quick.end - at);
-    if (!is_here && !copy_in(ready, index, &found->addresses[index])) return false;
+    if (is_here ? !hold_memory(&found->arrays[index])
+                : !copy_in(ready, index, &found->addresses[index])) {
+      return false;
+    }
   }
   return true;
 }

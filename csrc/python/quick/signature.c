@@ -21,6 +21,7 @@ struct quick_part {
   int count;       /* of axes, or of things in it */
   PyObject *type;  /* its dtype, if it is an array or a tensor; else its type */
   intptr_t *shape; /* of an array or a tensor */
+  quick_tensor_kind_t elements; /* of a tensor */
   PyObject *names; /* of a dict: a tuple */
 };
 
@@ -31,25 +32,9 @@ typedef struct {
 
 /* ---- holding arguments against it ---------------------------------------------------------- */
 
-/* The array over a tensor's bytes; NULL where there is none: it has a gradient, is elsewhere, ...
- * What else is raised meanwhile, as by a signal handler, stays. */
-static PyObject *array_of(PyObject *tensor) {
-  PyObject *array = PyObject_CallMethodObjArgs(tensor, shmi_quick.numpy, NULL);
-  if (array == NULL && (PyErr_ExceptionMatches(PyExc_RuntimeError) ||
-                        PyErr_ExceptionMatches(PyExc_TypeError))) {
-    PyErr_Clear();
-  }
-  return array;
-}
-
 static const void *data_of(PyObject *one, const quick_part_t *part) {
-  if (part->kind == ARRAY) return shmi_array_data(one, part->type, part->count, part->shape);
-  if (Py_TYPE(one) != shmi_quick.tensor) return NULL;
-  PyObject *array = array_of(one);
-  if (array == NULL) return NULL;
-  const void *data = shmi_array_data(array, part->type, part->count, part->shape);
-  Py_DECREF(array); /* the bytes are the tensor's */
-  return data;
+  return part->kind == ARRAY ? shmi_array_data(one, part->type, part->count, part->shape)
+                             : shmi_tensor_data(one, part->elements, part->count, part->shape);
 }
 
 static bool is_name(PyObject *key, PyObject *name) {
@@ -59,24 +44,26 @@ static bool is_name(PyObject *key, PyObject *name) {
 static bool fits(walk_t *walk, PyObject *one);
 
 static bool items_fit(walk_t *walk, PyObject *one, const quick_part_t *part) {
+  bool do_fit = true;
   if (part->kind == DICT) {
     PyObject *key, *item;
     Py_ssize_t place = 0;
     if (PyDict_Size(one) != part->count) return false;
-    Py_ssize_t at = 0;
-    for (; at < part->count && PyDict_Next(one, &place, &key, &item); at++) {
-      if (!is_name(key, PyTuple_GetItem(part->names, at)) || !fits(walk, item)) return false;
+    for (Py_ssize_t at = 0; do_fit && at < part->count; at++) {
+      if (!shmi_next_of(one, &place, &key, &item)) return false;
+      do_fit = is_name(key, PyTuple_GetItem(part->names, at)) && fits(walk, item);
+      Py_DECREF(key);
+      Py_DECREF(item);
     }
-    return at == part->count;
+    return do_fit;
   }
-  bool is_tuple = part->kind == TUPLE;
-  if ((is_tuple ? PyTuple_Size(one) : PyList_Size(one)) != part->count) return false;
-  for (Py_ssize_t at = 0; at < part->count; at++) {
-    PyObject *item = is_tuple ? PyTuple_GetItem(one, at) : PyList_GetItem(one, at);
-    if (item == NULL) PyErr_Clear(); /* somebody has just made the list shorter */
-    if (item == NULL || !fits(walk, item)) return false;
+  if ((part->kind == TUPLE ? PyTuple_Size(one) : PyList_Size(one)) != part->count) return false;
+  for (Py_ssize_t at = 0; do_fit && at < part->count; at++) {
+    PyObject *item = shmi_item_of(one, at);
+    do_fit = item != NULL && fits(walk, item);
+    Py_XDECREF(item);
   }
-  return true;
+  return do_fit;
 }
 
 static bool fits(walk_t *walk, PyObject *one) {
@@ -94,10 +81,7 @@ static bool fits(walk_t *walk, PyObject *one) {
     found->values[found->value_count++] = Py_NewRef(one);
     return true;
   }
-  Py_INCREF(one);
-  bool do_fit = items_fit(walk, one, part);
-  Py_DECREF(one);
-  return do_fit;
+  return items_fit(walk, one, part);
 }
 
 void shmi_let_go(quick_found_t *found) {
@@ -204,8 +188,10 @@ static bool add_array(making_t *making, quick_part_t *part, PyObject *array) {
 }
 
 static bool add_tensor(making_t *making, quick_part_t *part, PyObject *tensor) {
-  PyObject *array = array_of(tensor);
-  bool is_added = array != NULL && Py_TYPE(array) == shmi_quick.ndarray && add_array(making, part, array);
+  PyObject *array = PyObject_CallMethodObjArgs(tensor, shmi_quick.numpy, NULL);
+  if (array == NULL) shmi_forget_refusal();
+  bool is_added = array != NULL && Py_TYPE(array) == shmi_quick.ndarray &&
+                  add_array(making, part, array) && shmi_tensor_kind(part->type, &part->elements);
   Py_XDECREF(array);
   return is_added;
 }
@@ -213,16 +199,19 @@ static bool add_tensor(making_t *making, quick_part_t *part, PyObject *tensor) {
 static bool add_dict(making_t *making, quick_part_t *part, PyObject *one, int depth) {
   PyObject *key, *item;
   Py_ssize_t place = 0;
+  if (PyDict_Size(one) > KEYS) return false;
   part->count = (int)PyDict_Size(one);
   part->names = PyTuple_New(part->count);
-  if (part->names == NULL || part->count > KEYS) return false;
-  for (Py_ssize_t at = 0; PyDict_Next(one, &place, &key, &item); at++) {
-    if (!PyUnicode_CheckExact(key) || PyTuple_SetItem(part->names, at, Py_NewRef(key)) < 0) {
-      return false;
-    }
-    if (!take_apart(making, item, depth)) return false;
+  bool is_added = part->names != NULL;
+  for (Py_ssize_t at = 0; is_added && at < part->count; at++) {
+    if (!shmi_next_of(one, &place, &key, &item)) return false;
+    is_added = PyUnicode_CheckExact(key) &&
+               PyTuple_SetItem(part->names, at, Py_NewRef(key)) == 0 &&
+               take_apart(making, item, depth);
+    Py_DECREF(key);
+    Py_DECREF(item);
   }
-  return true;
+  return is_added;
 }
 
 /* Adds the parts of a tree: false where it cannot be called so. */
@@ -244,12 +233,15 @@ static bool take_apart(making_t *making, PyObject *one, int depth) {
     return ++making->values <= SHMI_QUICK_VALUES && PySet_Contains(making->plain, part->type) > 0;
   }
   part->kind = type == &PyTuple_Type ? TUPLE : LIST;
-  part->count = (int)(part->kind == TUPLE ? PyTuple_Size(one) : PyList_Size(one));
-  for (Py_ssize_t at = 0; at < part->count; at++) {
-    PyObject *item = part->kind == TUPLE ? PyTuple_GetItem(one, at) : PyList_GetItem(one, at);
-    if (!take_apart(making, item, depth + 1)) return false;
+  Py_ssize_t count = part->kind == TUPLE ? PyTuple_Size(one) : PyList_Size(one);
+  bool is_added = count <= PARTS; /* more than there is room for */
+  part->count = (int)count;
+  for (Py_ssize_t at = 0; is_added && at < count; at++) {
+    PyObject *item = shmi_item_of(one, at);
+    is_added = item != NULL && take_apart(making, item, depth + 1);
+    Py_XDECREF(item);
   }
-  return true;
+  return is_added;
 }
 
 /* Signature(args, named, plain): that of calls with such arguments; ValueError where there is none.

@@ -14,6 +14,7 @@
 #include <structmember.h>
 
 enum { LOOK_NS = 50000000 }; /* then Python looks who else ended the call, as in replies.py */
+enum { MOST_IN_VAIN = 6 };   /* waits beside a loop: after n in vain, the next 2^n - 1 are left out */
 
 /* ---- loans: as lend() and return_loans() of shmgpu/child/plans.py, each in one step ----------- */
 
@@ -66,23 +67,21 @@ static void return_loans(quick_ticket_t *ticket) {
 
 static quick_ticket_t *new_ticket(quick_port_t *port, quick_call_t *ready, PyObject *list,
                                   PyObject *handler, PyObject *args, PyObject *named,
-                                  PyObject *function) {
+                                  PyObject *function, const quick_found_t *found) {
   allocfunc allocate = (allocfunc)PyType_GetSlot(shmi_quick.ticket, Py_tp_alloc);
   quick_ticket_t *made = (quick_ticket_t *)allocate(shmi_quick.ticket, 0);
   if (made == NULL) return NULL;
   made->call = Py_NewRef(ready->call);
   made->handler = Py_NewRef(handler);
   made->number = PyIter_Next(port->numbers);
-  made->sent = Py_BuildValue("[i]", 0);
   made->deadline_ns = PyLong_FromLong(0);
-  made->keep = Py_BuildValue("(OOO)", args, named, function);
+  made->keep = Py_BuildValue("(OOON)", args, named, function, shmi_arrays_of(found));
   made->loans = arrays_to_lend(args, named);
-  made->offers = PyDict_New();
   made->error = Py_NewRef(Py_None);
   made->ready = Py_NewRef((PyObject *)ready);
   made->list = Py_NewRef(list);
-  bool is_whole = made->number != NULL && made->sent != NULL && made->deadline_ns != NULL &&
-                  made->keep != NULL && made->loans != NULL && made->offers != NULL;
+  bool is_whole = made->number != NULL && made->deadline_ns != NULL && made->keep != NULL &&
+                  made->loans != NULL;
   for (Py_ssize_t at = 0; is_whole && at < PyList_Size(made->loans); at++) {
     is_whole = lend(PyList_GetItem(made->loans, at), (PyObject *)made);
   }
@@ -107,6 +106,14 @@ static bool complete(const quick_call_t *ready, const quick_found_t *found) {
   return is_done;
 }
 
+/* It has no output buffer but its own, as long as it is not out. An exception that there is stays. */
+static void forget(const quick_call_t *ready) {
+  PyObject *kind, *value, *trace;
+  PyErr_Fetch(&kind, &value, &trace);
+  if (PyObject_SetAttr(ready->call, shmi_quick.result, Py_None) < 0) PyErr_Clear();
+  PyErr_Restore(kind, value, trace);
+}
+
 /* In one step: whoever reads the reply finds the ticket. */
 static bool post(quick_port_t *port, quick_ticket_t *ticket, const quick_found_t *found) {
   const quick_call_t *ready = (const quick_call_t *)ticket->ready;
@@ -119,9 +126,6 @@ static bool post(quick_port_t *port, quick_ticket_t *ticket, const quick_found_t
     return false;
   }
   ticket->is_near = (char)shmi_quick.is_near(ready->repeat->config.port, ticket->sequence);
-  PyObject *sequence = PyLong_FromUnsignedLongLong(ticket->sequence);
-  if (sequence != NULL) PyList_SetItem(ticket->sent, 0, sequence);
-  else PyErr_Clear();
   return true;
 }
 
@@ -133,13 +137,16 @@ static quick_ticket_t *send(quick_port_t *port, PyObject *list, PyObject *functi
   if (ready == NULL) return NULL;
   quick_ticket_t *ticket = NULL;
   if (shmi_fill(ready, found) && complete(ready, found)) {
-    ticket = new_ticket(port, ready, list, handler, args, named, function);
+    ticket = new_ticket(port, ready, list, handler, args, named, function, found);
   }
   if (ticket != NULL && !post(port, ticket, found)) {
     return_loans(ticket);
     Py_CLEAR(ticket);
   }
-  if (ticket == NULL) shmi_put_back(list, ready);
+  if (ticket == NULL) {
+    forget(ready);
+    shmi_put_back(list, ready);
+  }
   Py_DECREF(ready);
   return ticket;
 }
@@ -189,54 +196,83 @@ PyObject *shmi_submit(PyObject *module, PyObject *given) {
   return or_none(submit(shmi_quick.port, function, args, named, handler));
 }
 
+/* The same future, of a call like an earlier one, which was sent; NULL, perhaps with an exception: it is
+ * to be submitted through Python. */
+static PyObject *of_call(quick_future_t *future, quick_port_t *port, PyObject *function,
+                         PyObject *args, PyObject *named) {
+  shmi_set(&future->port, (PyObject *)port);
+  PyObject *ticket = submit(port, function, args, named, (PyObject *)future);
+  if (ticket != NULL) shmi_set(&future->ticket, ticket);
+  else Py_CLEAR(future);
+  Py_XDECREF(ticket);
+  return (PyObject *)future;
+}
+
+/* The port, held, that such a call may be made by; NULL, with an exception or without. */
+static quick_port_t *port_of(PyObject *given, PyObject **function, PyObject **args, PyObject **named,
+                             PyObject **type) {
+  if (!PyArg_ParseTuple(given, "OO!O!O!", function, &PyTuple_Type, args, &PyDict_Type, named,
+                        &PyType_Type, type)) {
+    return NULL;
+  }
+  quick_port_t *port = shmi_quick.port;
+  if (port == NULL || port->look != Py_None) return NULL; /* whoever wants to look first is Python's */
+  return (quick_port_t *)Py_NewRef((PyObject *)port);
+}
+
 /* start(function, args, named, type): a future of that type, of a call like an earlier one, which was
  * sent; or None. All that Python does for it otherwise, in one step. */
 PyObject *shmi_start(PyObject *module, PyObject *given) {
   (void)module;
-  PyObject *function, *args, *named, *type;
-  if (!PyArg_ParseTuple(given, "OO!O!O!", &function, &PyTuple_Type, &args, &PyDict_Type, &named,
-                        &PyType_Type, &type)) {
-    return NULL;
-  }
-  quick_port_t *port = shmi_quick.port;
-  /* Whoever wants to look first, and a thread that reads replies when nobody asks, are Python's. */
-  if (port == NULL || port->look != Py_None || port->reader == Py_None) Py_RETURN_NONE;
-  Py_INCREF(port);
-  PyObject *future = PyType_GenericNew((PyTypeObject *)type, NULL, NULL), *ticket = NULL;
-  if (future != NULL && PyObject_SetAttr(future, shmi_quick.own_port, (PyObject *)port) == 0) {
-    ticket = submit(port, function, args, named, future);
-  }
-  if (ticket == NULL || PyObject_SetAttr(future, shmi_quick.own_ticket, ticket) < 0) {
-    Py_CLEAR(future);
-  }
-  if (future != NULL && port->reader == Py_None) { /* it has just ended: nothing had been out */
+  PyObject *function, *args, *named, *type, *started = NULL;
+  quick_port_t *port = port_of(given, &function, &args, &named, &type);
+  if (port == NULL) return or_none(NULL);
+  /* A thread that reads replies when nobody asks is Python's to start. */
+  quick_future_t *future =
+      port->reader != Py_None ? shmi_new_future((PyTypeObject *)type) : NULL;
+  if (future != NULL) started = of_call(future, port, function, args, named);
+  if (started != NULL && port->reader == Py_None) { /* it has just ended: nothing had been out */
     PyObject *done = PyObject_CallMethodObjArgs((PyObject *)port, shmi_quick.start_reader, NULL);
-    if (done == NULL) Py_CLEAR(future);
+    if (done == NULL) Py_CLEAR(started);
     Py_XDECREF(done);
   }
-  Py_XDECREF(ticket);
   Py_DECREF((PyObject *)port);
-  return or_none(future);
+  return or_none(started);
+}
+
+/* start_awaited(function, args, named, type): the same, of a call that the running loop awaits. */
+PyObject *shmi_start_awaited(PyObject *module, PyObject *given) {
+  (void)module;
+  PyObject *function, *args, *named, *type, *reader = NULL, *started = NULL;
+  quick_port_t *port = port_of(given, &function, &args, &named, &type);
+  PyObject *loop = port != NULL ? shmi_loop_that_looks(&reader) : NULL;
+  /* To make it may run Python code, and have another loop be the one that called last. */
+  quick_future_t *future = loop != NULL ? shmi_new_future((PyTypeObject *)type) : NULL;
+  if (future != NULL) {
+    shmi_set(&future->loop, loop);
+    shmi_set(&future->reader, reader);
+    started = of_call(future, port, function, args, named);
+  }
+  Py_XDECREF(reader);
+  Py_XDECREF(loop);
+  Py_XDECREF((PyObject *)port);
+  return or_none(started);
 }
 
 /* ---- ends ----------------------------------------------------------------------------------- */
 
-/* Whether whoever is to be told has waited for nothing but this. */
-static bool is_unmade(PyObject *handler) {
-  PyObject *made = PyObject_GetAttr(handler, shmi_quick.made);
-  bool is = made == Py_None;
-  if (made == NULL) PyErr_Clear();
-  Py_XDECREF(made);
-  return is;
+/* Whether that is the ticket of a call that was sent from here. */
+static bool is_ready_made(PyObject *ticket) {
+  return Py_TYPE(ticket) == shmi_quick.ticket && ((quick_ticket_t *)ticket)->ready != NULL;
 }
 
 static bool may_settle(const quick_port_t *port, const quick_ticket_t *ticket) {
   return is_out(port, ticket) && ticket->handler != Py_None && ticket->error == Py_None &&
-         PyDict_Size(ticket->offers) == 0;
+         (ticket->offers == NULL || PyDict_Size(ticket->offers) == 0);
 }
 
 static bool may_end(const quick_port_t *port, const quick_ticket_t *ticket) {
-  return may_settle(port, ticket) && is_unmade(ticket->handler);
+  return may_settle(port, ticket) && shmi_is_unmade(ticket->handler);
 }
 
 /* What the caller gets; NULL, perhaps with an exception: Python says what it is. */
@@ -252,7 +288,10 @@ static PyObject *expected_result(const quick_call_t *ready, const shm_reply_t *r
 static PyObject *release(quick_port_t *port, quick_ticket_t *ticket) {
   quick_call_t *ready = (quick_call_t *)ticket->ready;
   return_loans(ticket);
-  PyObject_SetAttr(ready->call, shmi_quick.result, Py_None);
+  PyObject *loans = ticket->loans; /* these arrays are kept, too, until after this: none is freed */
+  ticket->loans = Py_NewRef(Py_None);
+  Py_DECREF(loans);
+  forget(ready);
   PyDict_DelItem(port->out, ticket->number);
   PyList_Append(ticket->list, (PyObject *)ready); /* or it is made again when asked */
   PyErr_Clear();
@@ -261,18 +300,17 @@ static PyObject *release(quick_port_t *port, quick_ticket_t *ticket) {
   return kept;
 }
 
-/* In one step: the call is over, and its result is the handler's. */
-static bool end(quick_port_t *port, quick_ticket_t *ticket, PyObject *result) {
-  if (PyObject_SetAttr(ticket->handler, shmi_quick.own_result, result) < 0 ||
-      PyObject_SetAttr(ticket->handler, shmi_quick.made, shmi_quick.ended) < 0) {
-    return false;
-  }
-  PyObject_SetAttr(ticket->handler, shmi_quick.own_state, shmi_quick.finished);
+/* In one step: the call is over, and its result the future's. */
+static void end(quick_port_t *port, quick_ticket_t *ticket, PyObject *result) {
+  quick_future_t *future = (quick_future_t *)ticket->handler;
+  PyObject *before[] = {future->result, future->made, future->state, NULL, (PyObject *)future};
+  future->result = Py_NewRef(result);
+  future->made = Py_NewRef(shmi_quick.ended);
+  future->state = Py_NewRef(shmi_quick.finished);
   /* Those who hold the ticket keep nothing else, and a future and its ticket not each other. */
-  PyObject *before[] = {release(port, ticket), ticket->handler};
   ticket->handler = Py_NewRef(Py_None);
+  before[3] = release(port, ticket);
   for (size_t at = 0; at < sizeof before / sizeof *before; at++) Py_DECREF(before[at]);
-  return true;
 }
 
 static uint64_t now_ns(void) {
@@ -282,25 +320,25 @@ static uint64_t now_ns(void) {
 }
 
 /* Waits for its end: the result, if it came as expected and was told; NULL, perhaps with an exception:
- * Python goes on. 0: there is no such time. */
-static PyObject *await_end(quick_port_t *port, PyObject *waited, uint64_t until_ns) {
+ * Python goes on, as where there is something to read beside it. 0: there is no such time; -1: no such
+ * descriptor. */
+static PyObject *await_end(quick_port_t *port, PyObject *waited, uint64_t until_ns, int beside_fd) {
   quick_ticket_t *ticket = (quick_ticket_t *)waited;
-  if (Py_TYPE(waited) != shmi_quick.ticket || ticket->ready == NULL || !may_end(port, ticket)) {
-    return NULL;
-  }
+  if (!is_ready_made(waited) || !may_end(port, ticket)) return NULL;
   shm_reply_t reply;
   uint32_t number = ((quick_call_t *)ticket->ready)->repeat->config.port;
   uint64_t look_ns = now_ns() + LOOK_NS;
   if (until_ns != 0 && until_ns < look_ns) look_ns = until_ns;
   PyThreadState *thread = PyEval_SaveThread();
-  int status = shmi_quick.await_reply(number, ticket->sequence, look_ns, &reply);
+  int status = shmi_quick.await_reply(number, ticket->sequence, look_ns, beside_fd, &reply);
   PyEval_RestoreThread(thread);
   if (status != SHM_OK) return NULL;
   PyObject *result = NULL;
   if (may_end(port, ticket)) result = expected_result((quick_call_t *)ticket->ready, &reply);
   /* What says what a plain value is may be Python's, and somebody may have ended the call there. */
-  bool has_ended = result != NULL && may_end(port, ticket) && end(port, ticket, result);
-  if (!has_ended) {
+  if (result != NULL && may_end(port, ticket)) {
+    end(port, ticket, result);
+  } else {
     shmi_quick.put_back(number, &reply);
     Py_CLEAR(result);
   }
@@ -313,11 +351,7 @@ PyObject *shmi_await_end(PyObject *module, PyObject *given) {
   PyObject *one, *waited, *result = NULL;
   unsigned long long until_ns;
   if (!PyArg_ParseTuple(given, "OOK", &one, &waited, &until_ns)) return NULL;
-  Py_INCREF(waited);
-  Py_INCREF(one);
-  if (one == (PyObject *)shmi_quick.port) result = await_end(shmi_quick.port, waited, until_ns);
-  Py_DECREF(one);
-  Py_DECREF(waited);
+  if (one == (PyObject *)shmi_quick.port) result = await_end(shmi_quick.port, waited, until_ns, -1);
   bool has_ended = result != NULL;
   Py_XDECREF(result);
   return PyErr_Occurred() ? NULL : PyBool_FromLong(has_ended);
@@ -328,21 +362,80 @@ PyObject *shmi_await_end(PyObject *module, PyObject *given) {
 PyObject *shmi_future_result(PyObject *module, PyObject *future) {
   (void)module;
   quick_port_t *port = shmi_quick.port;
-  PyObject *result = NULL, *ticket = NULL;
-  if (port != NULL && is_unmade(future)) ticket = PyObject_GetAttr(future, shmi_quick.own_ticket);
-  if (ticket != NULL) {
+  PyObject *result = NULL;
+  if (port != NULL && shmi_is_unmade(future)) {
+    PyObject *ticket = Py_NewRef(((quick_future_t *)future)->ticket);
     Py_INCREF(port);
-    result = await_end(port, ticket, 0);
-    if (result != NULL && PyObject_Size(port->queue) > 0) {
-      PyObject *done = PyObject_CallMethodObjArgs((PyObject *)port, shmi_quick.pump, NULL);
-      if (done == NULL) Py_CLEAR(result); /* the future has it all the same */
-      Py_XDECREF(done);
-    }
+    result = await_end(port, ticket, 0, -1);
+    if (result != NULL && !shmi_pump(port)) Py_CLEAR(result); /* the future has it all the same */
     Py_DECREF(port);
     Py_DECREF(ticket);
   }
   if (result == NULL && !PyErr_Occurred()) return Py_NewRef(Py_NotImplemented);
   return result;
+}
+
+/* await_in_place(future): where its loop has nothing else to do, whether its call has ended before
+ * there was something; None where it has, or such waits were in vain lately. Waiting here costs what
+ * any call costs, and by way of the loop twice that. */
+PyObject *shmi_await_in_place(PyObject *module, PyObject *one) {
+  static unsigned in_vain, pauses;
+  (void)module;
+  quick_port_t *port = shmi_quick.port;
+  quick_future_t *future = (quick_future_t *)one;
+  if (port == NULL || !shmi_is_unmade(one) || !is_ready_made(future->ticket)) Py_RETURN_NONE;
+  if (future->woken != Py_None) Py_RETURN_NONE; /* another task awaits it */
+  if (pauses > 0) {
+    pauses--;
+    Py_RETURN_NONE;
+  }
+  uint64_t now = now_ns(), until_ns = now + LOOK_NS;
+  if (!shmi_loop_idles(future, now, &until_ns)) return or_none(NULL);
+  if (shmi_loop_has_its_turn()) Py_RETURN_FALSE;
+  Py_INCREF(port);
+  PyObject *ticket = Py_NewRef(future->ticket);
+  PyObject *result = await_end(port, ticket, until_ns, shmi_quick.loop_fd);
+  bool has_ended = result != NULL;
+  in_vain = has_ended ? 0 : in_vain < MOST_IN_VAIN ? in_vain + 1 : in_vain;
+  pauses = (1u << in_vain) - 1;
+  if (has_ended) shmi_pump(port); /* the future has its result all the same */
+  Py_XDECREF(result);
+  Py_DECREF(ticket);
+  Py_DECREF((PyObject *)port);
+  return PyErr_Occurred() ? NULL : PyBool_FromLong(has_ended);
+}
+
+static PyObject *first_of(PyObject *set) {
+  PyObject *items = PySet_Size(set) == 1 ? PyObject_GetIter(set) : NULL;
+  PyObject *first = items != NULL ? PyIter_Next(items) : NULL;
+  Py_XDECREF(items);
+  return first;
+}
+
+/* read_alone(waiting, glance_ns): in a callback of the loop: whether one call alone waits in it, has
+ * ended as expected, as one look says, and whoever awaits it has gone on. Raises what ends the loop. */
+PyObject *shmi_read_alone(PyObject *module, PyObject *given) {
+  (void)module;
+  PyObject *waiting, *result = NULL;
+  unsigned long long glance_ns;
+  if (!PyArg_ParseTuple(given, "O!K", &PySet_Type, &waiting, &glance_ns)) return NULL;
+  quick_port_t *port = shmi_quick.port;
+  PyObject *one = port != NULL ? first_of(waiting) : NULL;
+  if (one != NULL && shmi_is_unmade(one) && ((quick_future_t *)one)->woken != Py_None) {
+    PyObject *ticket = Py_NewRef(((quick_future_t *)one)->ticket);
+    PyObject *wake = Py_NewRef(((quick_future_t *)one)->woken);
+    Py_INCREF(port);
+    result = await_end(port, ticket, glance_ns, -1);
+    /* Where something strikes here, the loop's next look has whoever awaits it go on. */
+    if (result != NULL && !(shmi_pump(port) && shmi_go_on(wake))) Py_CLEAR(result);
+    Py_DECREF((PyObject *)port);
+    Py_DECREF(wake);
+    Py_DECREF(ticket);
+  }
+  bool has_gone_on = result != NULL;
+  Py_XDECREF(result);
+  Py_XDECREF(one);
+  return PyErr_Occurred() ? NULL : PyBool_FromLong(has_gone_on);
 }
 
 /* settle(port, inbox, ticket, status, value): the first reply of an inbox of shmgpu/child/replies.py
@@ -356,10 +449,7 @@ PyObject *shmi_settle(PyObject *module, PyObject *given) {
   if (!PyArg_ParseTuple(given, "OOOiK", &one, &inbox, &read, &status, &value)) return NULL;
   quick_port_t *port = shmi_quick.port;
   quick_ticket_t *ticket = (quick_ticket_t *)read;
-  if (one != (PyObject *)port || Py_TYPE(read) != shmi_quick.ticket || ticket->ready == NULL ||
-      !may_settle(port, ticket)) {
-    Py_RETURN_FALSE;
-  }
+  if (one != (PyObject *)port || !is_ready_made(read) || !may_settle(port, ticket)) Py_RETURN_FALSE;
   const shm_reply_t reply = {.status = status, .value = value};
   result = expected_result((quick_call_t *)ticket->ready, &reply);
   /* What makes a result may be Python's, and there it may have been told of otherwise. */
@@ -375,8 +465,8 @@ PyObject *shmi_settle(PyObject *module, PyObject *given) {
 
 /* ---- the type ------------------------------------------------------------------------------- */
 
-/* know_ticket(type, loans): of shmgpu.child.tickets; know_ends(ended, finished): what
- * a future says that has ended. */
+/* know_ticket(type, loans): of shmgpu.child.tickets; know_ends(ended, finished, pending): what
+ * a future says that has ended, or not. */
 PyObject *shmi_know_ticket(PyObject *module, PyObject *given) {
   (void)module;
   PyObject *type, *loans;
@@ -390,10 +480,11 @@ PyObject *shmi_know_ticket(PyObject *module, PyObject *given) {
 
 PyObject *shmi_know_ends(PyObject *module, PyObject *given) {
   (void)module;
-  PyObject *ended, *finished;
-  if (!PyArg_ParseTuple(given, "OO", &ended, &finished)) return NULL;
+  PyObject *ended, *finished, *pending;
+  if (!PyArg_ParseTuple(given, "OOO", &ended, &finished, &pending)) return NULL;
   shmi_quick.ended = Py_NewRef(ended);
   shmi_quick.finished = Py_NewRef(finished);
+  shmi_quick.pending = Py_NewRef(pending);
   Py_RETURN_NONE;
 }
 
@@ -421,14 +512,43 @@ static void ticket_dealloc(quick_ticket_t *self) {
   shmi_free_object((PyObject *)self);
 }
 
+/* What most calls that were sent from here never need is made for whoever asks. */
+static PyObject *get_sent(quick_ticket_t *self, void *nothing) {
+  (void)nothing;
+  if (self->sent == NULL) self->sent = Py_BuildValue("[K]", (unsigned long long)self->sequence);
+  return Py_XNewRef(self->sent);
+}
+
+static PyObject *get_offers(quick_ticket_t *self, void *nothing) {
+  (void)nothing;
+  if (self->offers == NULL) self->offers = PyDict_New();
+  return Py_XNewRef(self->offers);
+}
+
+static int set_sent(quick_ticket_t *self, PyObject *sent, void *nothing) {
+  (void)nothing;
+  shmi_set(&self->sent, sent);
+  return 0;
+}
+
+static int set_offers(quick_ticket_t *self, PyObject *offers, void *nothing) {
+  (void)nothing;
+  shmi_set(&self->offers, offers);
+  return 0;
+}
+
+static PyGetSetDef made_when_asked[] = {
+    {"sent", (getter)get_sent, (setter)set_sent, NULL, NULL},
+    {"offers", (getter)get_offers, (setter)set_offers, NULL, NULL},
+    {0},
+};
+
 static PyMemberDef members[] = {
     {"call", T_OBJECT_EX, offsetof(quick_ticket_t, call), 0, NULL},
     {"handler", T_OBJECT_EX, offsetof(quick_ticket_t, handler), 0, NULL},
     {"number", T_OBJECT_EX, offsetof(quick_ticket_t, number), 0, NULL},
-    {"sent", T_OBJECT_EX, offsetof(quick_ticket_t, sent), 0, NULL},
     {"keep", T_OBJECT_EX, offsetof(quick_ticket_t, keep), 0, NULL},
     {"loans", T_OBJECT_EX, offsetof(quick_ticket_t, loans), 0, NULL},
-    {"offers", T_OBJECT_EX, offsetof(quick_ticket_t, offers), 0, NULL},
     {"error", T_OBJECT_EX, offsetof(quick_ticket_t, error), 0, NULL},
     {"ready", T_OBJECT, offsetof(quick_ticket_t, ready), READONLY, NULL},
     {"deadline_ns", T_OBJECT_EX, offsetof(quick_ticket_t, deadline_ns), 0, NULL},
@@ -442,6 +562,7 @@ static PyType_Slot slots[] = {
     {Py_tp_traverse, ticket_traverse},
     {Py_tp_clear, ticket_clear},
     {Py_tp_members, members},
+    {Py_tp_getset, made_when_asked},
     {Py_tp_doc, "What a shmgpu.child.tickets.Ticket is made of."},
     {0, NULL},
 };
