@@ -309,23 +309,31 @@ class Enough(Exception):
 
 
 @in_c
-def test_what_a_signal_handler_raises_gives_the_call_up_that_is_waited_for_in_place(tried):
-    calls = []
+def test_what_a_signal_handler_raises_gives_the_call_up_that_is_waited_for_in_place(
+    tried, monkeypatch
+):
+    calls, wait = [], futures.await_in_place
 
     def enough(number, frame):
         raise Enough
 
+    def await_in_place(started):  # struck there, however busy the machine is
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        return wait(started)
+
     async def main():
         async with call_in_place(tried) as (_, call):
             calls.append(call)
-            signal.setitimer(signal.ITIMER_REAL, 0.02)
+            monkeypatch.setattr(futures, "await_in_place", await_in_place)
             with pytest.raises(Enough):
                 await call
 
+    monkeypatch.setattr(futures, "LOOK_S", 60)  # a look would end that wait before
     before = signal.signal(signal.SIGALRM, enough)
     try:
         asyncio.run(main())
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert tried == [] and "cancelled" in repr(calls[0])
 
