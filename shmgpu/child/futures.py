@@ -250,6 +250,10 @@ class CallFuture(quick.QuickFuture, concurrent.futures.Future[R]):
                 logger.exception("exception calling callback for %r", self)
 
 
+def _none() -> None:
+    """The port that nobody looks at."""
+
+
 class LoopReader:
     """What one event loop looks at.
 
@@ -258,7 +262,7 @@ class LoopReader:
 
     Attributes:
         waiting: the calls that wait in it.
-        looks: whether a look after calls that nobody awaits is due.
+        looks: the port, if it lives, of which a look after calls that nobody awaits is due.
         due: what tasks sleep on whose calls have ended, while its own callback finds these.
         is_at_work: whether its own callback reads replies now. Only then may a call be ended at
             once in the loop's thread. A signal handler runs in that thread, too. If it ended a
@@ -272,7 +276,7 @@ class LoopReader:
         self.waiting: set[Started[Any]] = set()
         self.due: deque[Any] = deque()
         self.is_at_work = False
-        self.looks = False
+        self.looks: Callable[[], Port | None] = _none
         self._port: weakref.ref[Port] | None = None  # whose replies are read
         self._descriptors: tuple[int, ...] = ()
 
@@ -297,16 +301,18 @@ class LoopReader:
 
     def look_after(self, loop: asyncio.AbstractEventLoop, port: Port) -> None:
         """Have the loop read, before long, the replies of calls that nobody awaits."""
-        if not self.looks:
+        if self.looks() is not port:
             import asyncio  # already imported by whoever runs a loop
 
             loop.call_later(LOOK_S, self._look, loop, port)
-            self.looks = True
+            self.looks = weakref.ref(port)
             quick.know_loop(asyncio._get_running_loop, loop, self)
 
     def _look(self, loop: asyncio.AbstractEventLoop, port: Port) -> None:
         """The loop's own callback: they may have come."""
-        self.looks = False
+        if self.looks() is not port:
+            return  # that one's calls have ended with it
+        self.looks = _none
         try:
             if not self.waiting:
                 self._stop(loop)

@@ -124,6 +124,7 @@ def is_plain_tensor(leaf: Any) -> bool:
         type(leaf) is tensor_type()
         and leaf.is_cpu
         and leaf.layout is torch_module().strided
+        and not leaf.is_nested
         and leaf.is_contiguous()
         and not leaf.requires_grad
         and not leaf.is_conj()
@@ -198,6 +199,11 @@ def _read_tensor(tensor: Any) -> tuple[ArraySpec, np.ndarray[Any, Any]]:
             f"a quantized tensor ({tensor.dtype}) cannot be carried: convert it with dequantize() "
             "first"
         )
+    if tensor.is_nested:
+        raise BadParams(
+            "a nested tensor cannot be carried: pass tensor.unbind(), or one that is padded "
+            "(torch.nested.to_padded_tensor)"
+        )
     if tensor.layout is not torch.strided:
         raise BadParams(
             f"a {tensor.layout} tensor cannot be carried: convert it with to_dense() first"
@@ -212,12 +218,18 @@ def _read_tensor(tensor: Any) -> tuple[ArraySpec, np.ndarray[Any, Any]]:
             "a tensor that is part of an autograd graph cannot be carried (its gradient would "
             "be lost): pass tensor.detach()"
         )
-    tensor = tensor.detach().resolve_conj().resolve_neg()
     dtype = dtypes.of_torch(tensor.dtype)
-    spec = ArraySpec(dtype, tuple(tensor.shape))
-    if dtype.name in dtypes.EXTENSIONS:
-        tensor = tensor.view(getattr(torch, dtypes.EXTENSION_STORAGE[dtype.itemsize]))
-    return spec, tensor.numpy()
+    try:
+        tensor = tensor.detach().resolve_conj().resolve_neg()
+        spec = ArraySpec(dtype, tuple(tensor.shape))
+        if dtype.name in dtypes.EXTENSIONS:
+            tensor = tensor.view(getattr(torch, dtypes.EXTENSION_STORAGE[dtype.itemsize]))
+        return spec, tensor.numpy()
+    except (TypeError, RuntimeError) as error:  # those of torch.func, and their like
+        raise BadParams(
+            f"the {type(tensor).__name__} has no elements of its own that could be carried "
+            f"({error}): pass a plain tensor"
+        ) from error
 
 
 def _read_array(leaf: Any) -> tuple[ArraySpec, np.ndarray[Any, Any]]:

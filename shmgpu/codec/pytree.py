@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -23,6 +23,7 @@ from shmgpu.errors import BadParams
 
 MAX_DEPTH = 64
 MAX_STRUCTURE = 1 << 22  # bytes; a node takes at least one
+MOST_ALIKE = 256  # keys of one dict that may have one hash
 
 _U32 = struct.Struct("<I")
 _I64 = struct.Struct("<q")
@@ -320,6 +321,19 @@ _ARRAY_NODE = (_ARRAY, None, None)
 _VALUE_NODE = (_VALUE, None, None)
 
 
+def _check_hashes(keys: list[Any]) -> None:
+    """Each key of a dict is compared with all before it that have its hash.
+
+    Python salts the hashes of text and bytes; those of large whole numbers can be made equal, and
+    4 MiB of such keys would occupy a helper for half an hour.
+    """
+    if len(keys) > MOST_ALIKE and max(Counter(map(hash, keys)).values()) > MOST_ALIKE:
+        raise BadParams(
+            f"more than {MOST_ALIKE} keys of one dict have the same hash, which makes it too slow: "
+            "pass their numbers as text, or in an array"
+        )
+
+
 class TreeDef:
     """A structure read back: how many arrays and values it holds, and how to put it together.
 
@@ -371,6 +385,7 @@ class TreeDef:
             keys.append(_decode_typed(reader, "NTFiIfsb" if tag != _RECORD else "s"))
             items.append(self._read(reader, depth + 1))
         names = keys[1:] if tag == _RECORD else keys
+        _check_hashes(names)
         if len(set(names)) != len(names):  # what is built would have fewer leaves than are counted
             raise BadParams("the parameter block's structure has a key twice")
         return (tag, keys, items)

@@ -431,6 +431,7 @@ def test_objects_are_refused_unless_pickle_was_asked_for(running):
 
 
 @pytest.mark.table
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize(
     "make",
     [
@@ -439,6 +440,9 @@ def test_objects_are_refused_unless_pickle_was_asked_for(running):
         lambda: np.ma.array([1, 2], mask=[0, 1]),
         lambda: torch.eye(2).to_sparse(),
         lambda: torch.ones(2, requires_grad=True) * 2,
+        lambda: torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged),
+        lambda: torch.nested.as_nested_tensor([torch.ones(2)], layout=torch.strided),
+        lambda: torch._efficientzerotensor(2),
         lambda: object(),
         lambda: np.zeros(3, "V0"),
     ],
@@ -447,6 +451,14 @@ def test_what_cannot_be_put_in_the_arena_is_refused_in_a_sentence(running, make)
     with pytest.raises(shmgpu.BadParams, match=r": "):
         echo(make())
     assert add_one(np.zeros(1)).tolist() == [1]
+
+
+def test_a_tensor_of_a_function_transform_is_refused_in_a_sentence(running):
+    with pytest.raises(shmgpu.BadParams, match="has no elements of its own"):
+        torch.func.vmap(echo)(torch.ones(2, 3))
+    with pytest.raises(shmgpu.BadParams, match="has no elements of its own"):
+        torch.func.grad(lambda x: echo(x).sum())(torch.ones(3))
+    assert add_one(torch.zeros(1)).tolist() == [1]
 
 
 def test_an_argument_larger_than_the_arena_says_what_was_asked_and_free(running):

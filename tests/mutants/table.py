@@ -684,6 +684,22 @@ MUTANTS = [
     Mutant(
         "calls",
         "shmgpu/child/futures.py",
+        "        if self.looks() is not port:\n            import",
+        "        if self.looks is _none:\n            import",
+        "tests/unit/test_future_objects.py::"
+        "test_a_loop_that_called_through_another_port_before_looks_after_the_calls_of_the_new_one",
+    ),
+    Mutant(
+        "calls",
+        "shmgpu/codec/pytree.py",
+        "        _check_hashes(names)\n",
+        "",
+        "tests/unit/test_values.py::"
+        "test_a_structure_whose_keys_were_made_to_collide_is_refused_before_they_are_compared",
+    ),
+    Mutant(
+        "calls",
+        "shmgpu/child/futures.py",
         "                one.rouse()  # an exception",
         "                one.is_done = 0  # an exception",
         "tests/unit/test_future_objects.py::"

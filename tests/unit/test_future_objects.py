@@ -212,6 +212,18 @@ def test_a_loop_that_called_through_another_port_before_watches_the_new_one_alon
     assert list(loop.read) == [6, 7]  # nothing is asked of it any more
 
 
+def test_a_loop_that_called_through_another_port_before_looks_after_the_calls_of_the_new_one():
+    reader, loop, before, now = LoopReader(), Loop(), Port(), Port()
+    before.outstanding = now.outstanding = 1
+    reader.look_after(loop, before)
+    reader.look_after(loop, now)
+    for _ in range(2):
+        loop.later.pop(0)()
+    assert (before.polled, now.polled, len(loop.later)) == (0, 1, 1)
+    loop.later.pop()()
+    assert now.polled == 2
+
+
 def test_what_a_loop_looks_at_goes_with_it():
     readers, loop = LoopReaders(), Loop()
     assert readers.of(loop) is readers.of(loop) and len(readers.by_loop) == 1
@@ -296,7 +308,7 @@ def test_a_look_that_a_task_breaks_off_is_followed_by_another():
     for _ in range(2):
         with pytest.raises(SystemExit):
             loop.later.pop()()
-        assert reader.looks and len(loop.later) == 1
+        assert reader.looks() is port and len(loop.later) == 1
 
 
 def test_what_breaks_a_reading_off_leaves_alone_whoever_was_cancelled_meanwhile():

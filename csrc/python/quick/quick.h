@@ -125,6 +125,7 @@ typedef struct {
   PyObject *ended, *finished, *pending; /* what a future says that has ended, or not: by know_ends() */
   PyObject *running_loop;              /* asyncio._get_running_loop, by know_loop(), as the next; or NULL */
   PyObject *loop, *loop_reader;        /* the loop that called last, by a weak reference; what it looks at */
+  PyObject *cancelled_error;           /* asyncio's, once a task slept; or NULL */
   int loop_fd;                         /* readable where it has something to do; -1: that is not known */
   quick_port_t *port;                  /* of this process as a child, by use(); or NULL */
   uint64_t base, end;                  /* of its arena */

@@ -98,16 +98,18 @@ static PyObject *add_done_callback(quick_wake_t *self, PyObject *args, PyObject 
 }
 
 static PyObject *cancelled_error(PyObject *message) {
+  PyObject *type = shmi_quick.cancelled_error;
+  return message == Py_None ? PyObject_CallNoArgs(type)
+                            : PyObject_CallFunctionObjArgs(type, message, NULL);
+}
+
+/* A task may be cancelled at any moment, and then nothing is left to import. */
+static bool know_cancelled_error(void) {
+  if (shmi_quick.cancelled_error != NULL) return true;
   PyObject *asyncio = PyImport_ImportModule("asyncio"); /* imported by whoever runs a loop */
-  PyObject *type = asyncio != NULL ? PyObject_GetAttrString(asyncio, "CancelledError") : NULL;
-  PyObject *made = NULL;
-  if (type != NULL) {
-    made = message == Py_None ? PyObject_CallNoArgs(type)
-                              : PyObject_CallFunctionObjArgs(type, message, NULL);
-  }
-  Py_XDECREF(type);
+  if (asyncio != NULL) shmi_quick.cancelled_error = PyObject_GetAttrString(asyncio, "CancelledError");
   Py_XDECREF(asyncio);
-  return made;
+  return shmi_quick.cancelled_error != NULL;
 }
 
 /* cancel(msg=None): the task gets a CancelledError in the loop's next turn; False where it was woken. */
@@ -175,15 +177,15 @@ PyObject *shmi_know_loop(PyObject *module, PyObject *given) {
 
 PyObject *shmi_loop_that_looks(PyObject **reader) {
   if (shmi_quick.running_loop == NULL) return NULL;
-  PyObject *loop = PyObject_CallNoArgs(shmi_quick.running_loop), *last = NULL, *looks = NULL;
-  if (loop != NULL) last = PyObject_CallNoArgs(shmi_quick.loop);
-  if (last == loop && last != Py_None && last != NULL) {
-    looks = PyObject_GetAttr(shmi_quick.loop_reader, shmi_quick.looks);
+  PyObject *loop = PyObject_CallNoArgs(shmi_quick.running_loop);
+  PyObject *port = (PyObject *)shmi_quick.port, *of = Py_NewRef(shmi_quick.loop_reader);
+  if (loop != NULL && loop != Py_None && shmi_is(PyObject_CallNoArgs(shmi_quick.loop), loop) &&
+      shmi_is(PyObject_CallMethodObjArgs(of, shmi_quick.looks, NULL), port)) {
+    *reader = Py_NewRef(of);
+  } else {
+    Py_CLEAR(loop);
   }
-  if (looks == Py_True) *reader = Py_NewRef(shmi_quick.loop_reader);
-  else Py_CLEAR(loop);
-  Py_XDECREF(looks);
-  Py_XDECREF(last);
+  Py_DECREF(of);
   return loop;
 }
 
@@ -237,7 +239,7 @@ bool shmi_loop_idles(const quick_future_t *future, uint64_t now_ns, uint64_t *un
 static PyObject *wake_new(PyTypeObject *type, PyObject *given, PyObject *named) {
   (void)named;
   PyObject *loop;
-  if (!PyArg_ParseTuple(given, "O", &loop)) return NULL;
+  if (!PyArg_ParseTuple(given, "O", &loop) || !know_cancelled_error()) return NULL;
   allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
   quick_wake_t *made = (quick_wake_t *)allocate(type, 0);
   if (made != NULL) made->loop = Py_NewRef(loop);
