@@ -294,7 +294,7 @@ def test_what_ended_before_a_wait_began_does_not_end_it_when_it_is_told_of_again
     done = []
     waits = threading.Thread(target=lambda: done.append(concurrent.futures.wait([ended, other])))
     waits.start()
-    wait_until(lambda: other._waiters)
+    wait_until(lambda: getattr(other, "_waiters", None))
     ended.ended(None, *results[end])
     assert not other._waiters[0].event.is_set()
     other.ended(None, 2, None)
