@@ -40,8 +40,10 @@ static int send_cancel(uint64_t sequence) {
   return send_one(&frame);
 }
 
+/* The room that the window's other calls may need is theirs: a submit never waits for the broker. */
 void shmi_port_give_up(uint64_t sequence) {
-  if (shmi_pipe_has_room(shmi_port.request_fd)) send_cancel(sequence);
+  int others = (int)(shmi_port.window - shmi_port.outstanding);
+  if (shmi_pipe_room(shmi_port.request_fd) > others) send_cancel(sequence);
 }
 
 /* An address of this process as the broker and its helpers see it; NULL stays NULL. */

@@ -15,6 +15,13 @@
 
 _Static_assert(SHMI_PIPE_BURST * SHM_FRAME_BYTES <= PIPE_BUF, "a burst is written atomically");
 
+/* How many frames a pipe of so many bytes is sure to hold: one page less, because a page stays in use
+ * until its last frame is read. */
+static int frames_of(int bytes) {
+  int page = (int)sysconf(_SC_PAGESIZE), pages = bytes / page;
+  return (pages > 1 ? pages - 1 : 1) * (page / SHM_FRAME_BYTES);
+}
+
 int shmi_pipe_make(int ends[2], int nonblocking, int *capacity) {
   int made[2];
   if (pipe2(made, O_CLOEXEC) != 0) {
@@ -27,8 +34,7 @@ int shmi_pipe_make(int ends[2], int nonblocking, int *capacity) {
   for (int end = 0; end < 2 && !failed; end++) {
     if ((nonblocking >> end & 1) != 0) failed = fcntl(ends[end], F_SETFL, O_NONBLOCK) != 0;
   }
-  /* Beyond a user's soft limit of pipe pages the kernel makes smaller pipes. One page less, because
-   * a page stays in use until its last frame is read. */
+  /* Beyond a user's soft limit of pipe pages the kernel makes smaller pipes. */
   int bytes = failed ? 0 : fcntl(ends[1], F_GETPIPE_SZ);
   if (failed || bytes <= 0) {
     int saved = errno;
@@ -37,8 +43,7 @@ int shmi_pipe_make(int ends[2], int nonblocking, int *capacity) {
     errno = saved;
     return SHM_ESYSTEM;
   }
-  int page = (int)sysconf(_SC_PAGESIZE), pages = bytes / page;
-  *capacity = (pages > 1 ? pages - 1 : 1) * (page / SHM_FRAME_BYTES);
+  *capacity = frames_of(bytes);
   return SHM_OK;
 }
 
@@ -141,7 +146,7 @@ int shmi_pipe_has_ended(int fd) {
   return fd >= 0 && poll(&one, 1, 0) == 1 && (one.revents & POLLHUP) != 0;
 }
 
-int shmi_pipe_has_room(int fd) {
-  struct pollfd one = {.fd = fd, .events = POLLOUT};
-  return fd >= 0 && poll(&one, 1, 0) == 1 && (one.revents & POLLOUT) != 0;
+int shmi_pipe_room(int fd) {
+  int bytes = fcntl(fd, F_GETPIPE_SZ);
+  return bytes > 0 ? frames_of(bytes) - shmi_pipe_unread(fd) / SHM_FRAME_BYTES : 0;
 }

@@ -42,7 +42,8 @@ int shmi_pipe_unread(int fd);
 /* Whether nobody holds the writing end of this pipe any more. */
 int shmi_pipe_has_ended(int fd);
 
-/* Whether one frame can be written to this end now without waiting. */
-int shmi_pipe_has_room(int fd);
+/* How many more frames are sure to go into this pipe without waiting; below 0 where it holds more than
+ * that already. */
+int shmi_pipe_room(int fd);
 
 #endif

@@ -997,15 +997,22 @@ MUTANTS = [
     Mutant(
         "core",
         "csrc/child/port.c",
-        "if (shmi_pipe_has_room(shmi_port.request_fd)) send_cancel(sequence);",
+        "if (shmi_pipe_room(shmi_port.request_fd) > others) send_cancel(sequence);",
         "",
         ORDER + "test_calls_whose_time_is_over_keep_no_place",
     ),
     Mutant(
         "core",
         "csrc/child/port.c",
-        "if (shmi_pipe_has_room(shmi_port.request_fd)) send_cancel(sequence);",
+        "if (shmi_pipe_room(shmi_port.request_fd) > others) send_cancel(sequence);",
         "send_cancel(sequence);",
+        WINDOWS + "test_calls_are_given_up_in_time_though_the_pipe_to_the_broker_is_full",
+    ),
+    Mutant(
+        "core",
+        "csrc/child/port.c",
+        "if (shmi_pipe_room(shmi_port.request_fd) > others) send_cancel(sequence);",
+        "if (shmi_pipe_room(shmi_port.request_fd) > 0) send_cancel(sequence);",
         WINDOWS + "test_calls_are_given_up_in_time_though_the_pipe_to_the_broker_is_full",
     ),
     Mutant(
