@@ -433,7 +433,7 @@ def _current_task() -> Any:
         return None
 
 
-class Started(quick.QuickFuture, Coroutine[Any, Any, R]):
+class Started(quick.QuickStarted, Coroutine[Any, Any, R]):
     """A call that is on its way; await it, or make a task of it.
 
     It has the methods of an :class:`asyncio.Future` as well; cancelling it, or the task that
@@ -572,15 +572,9 @@ class Started(quick.QuickFuture, Coroutine[Any, Any, R]):
             raise asyncio.CancelledError
         raise error
 
-    def __await__(self) -> Generator[Any, None, R]:
+    def steps(self, tried: bool | None) -> Generator[Any, None, R]:
+        """Of a task that awaits it; ``tried``: as :func:`.quick.await_in_place` says."""
         ticket = self._ticket
-        tried = None
-        if self._made is None and ticket is not None:
-            try:
-                tried = await_in_place(self)
-            except BaseException:  # of a signal handler
-                self.give_up()
-                raise
         if tried is None and self._made is None and ticket is not None and ticket.is_near:
             # The answer comes sooner than the loop would be back. Now and then others of the loop
             # must have their turn, before this thread looks for it.
@@ -633,13 +627,20 @@ class Started(quick.QuickFuture, Coroutine[Any, Any, R]):
         for steps in list((self._steps or {}).values()):
             steps.close()  # for good
 
+    def _try_in_place(self) -> bool | None:
+        try:
+            return await_in_place(self)
+        except BaseException:  # of a signal handler
+            self.give_up()
+            raise
+
     def _drive(self, go_on: Callable[[Generator[Any, None, R]], Any]) -> Any:
         if self._steps is None:
             self._steps = {}
         task, driven = _current_task(), self._steps
         steps = driven.get(task)
         if steps is None:
-            steps = driven[task] = self.__await__()
+            steps = driven[task] = self.steps(self._try_in_place())
         try:
             return go_on(steps)
         except BaseException:  # its end is one, too

@@ -97,6 +97,18 @@ class QuickFuture:
         return vars(self).setdefault("_made", made)
 
 
+class QuickStarted(QuickFuture):
+    """What those are made of that a task awaits: in C most waits end where they begin."""
+
+    def __await__(self) -> Any:
+        """The steps of whoever awaits it."""
+        return self.steps(None)
+
+    def steps(self, tried: bool | None) -> Any:
+        """See :meth:`shmgpu.child.futures.Started.steps`."""
+        raise NotImplementedError
+
+
 def makes(form: Any) -> bool:
     """Whether C makes results of that form: arrays, by their numbers, in plain containers."""
     if type(form) is dict:
@@ -165,7 +177,7 @@ if not TYPE_CHECKING:
     else:
         QuickFunction, QuickPort = native.QuickFunction, native.QuickPort
         QuickCall, QuickTicket = native.QuickCall, native.QuickTicket
-        QuickFuture = native.QuickFuture
+        QuickFuture, QuickStarted = native.QuickFuture, native.QuickStarted
         start, result = native.start, native.result
         start_awaited, new_wake = native.start_awaited, native.QuickWake
         go_on, read_alone = native.QuickWake.go_on, native.read_alone

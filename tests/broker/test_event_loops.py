@@ -185,7 +185,7 @@ in_c = pytest.mark.skipif(bool(quick.why_not()), reason=f"not used: {quick.why_n
 
 @in_c
 def test_who_alone_awaits_goes_on_in_the_callback_that_reads_the_answer(far, monkeypatch):
-    monkeypatch.setattr(futures, "await_in_place", lambda started: None)
+    monkeypatch.setattr(futures.Started, "__await__", lambda call: call.steps(None))
     # Now and then others of the loop have a turn, and the loop looks for calls that nobody awaits.
     asked = asyncio.run(far())
     assert asked.count("soon") < 10 and asked.count("poll") < 10
@@ -193,7 +193,7 @@ def test_who_alone_awaits_goes_on_in_the_callback_that_reads_the_answer(far, mon
 
 @in_c
 def test_those_who_await_go_on_in_the_callback_that_reads_their_answers(far, monkeypatch):
-    monkeypatch.setattr(futures, "await_in_place", lambda started: None)
+    monkeypatch.setattr(futures.Started, "__await__", lambda call: call.steps(None))
     monkeypatch.setattr(futures, "read_alone", lambda waiting, glance: False)
     asked = asyncio.run(far())
     assert asked.count("soon") < 10 <= asked.count("poll")
@@ -204,15 +204,19 @@ def test_those_who_await_go_on_in_the_callback_that_reads_their_answers(far, mon
 
 @pytest.fixture
 def tried(x, monkeypatch):
-    """How waits in place have ended: True: with the answer; False: the loop had to do; None."""
-    said, wait = [], futures.await_in_place
+    """How waits in place ended without an answer: False: the loop had to do; None: none began."""
+    said, steps = [], futures.Started.steps
 
-    def await_in_place(started):
-        said.append(wait(started))
-        return said[-1]
+    def taken(started, tried):
+        said.append(tried)
+        return steps(started, tried)
 
-    monkeypatch.setattr(futures, "await_in_place", await_in_place)
+    monkeypatch.setattr(futures.Started, "steps", taken)
     return said
+
+
+# A wait in place that something came for; on a busy machine that may have come before.
+BROKEN_OFF = ([False], [None])
 
 
 @contextlib.asynccontextmanager
@@ -233,7 +237,7 @@ async def call_in_place(tried):
 @in_c
 def test_where_a_loop_has_nothing_else_to_do_an_answer_is_waited_for_in_its_place(far, tried):
     asked = asyncio.run(far())
-    assert tried[-20:].count(True) > 10 and asked.count("soon") < 10 and asked.count("poll") < 10
+    assert len(tried) < 10 and asked.count("soon") < 10 and asked.count("poll") < 10
 
 
 def in_a_moment(loop, act):
@@ -275,7 +279,7 @@ def test_whatever_else_comes_is_done_while_an_answer_is_waited_for(tried, way):
             return await call
 
     assert asyncio.run(main()) == 7  # held() gives up after 20 s
-    assert tried == [False]
+    assert tried in BROKEN_OFF
 
 
 @in_c
@@ -288,7 +292,7 @@ def test_a_task_is_cancelled_in_time_where_it_waits_in_place(tried):
         await until(lambda: runtime.require_port().outstanding == 0)
 
     asyncio.run(main())
-    assert tried == [False]
+    assert tried in BROKEN_OFF
 
 
 @in_c
@@ -300,7 +304,7 @@ def test_ctrl_c_ends_a_wait_in_place(tried):
 
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(main())
-    assert tried == [False]
+    assert tried in BROKEN_OFF
     assert add_one(shmgpu.arena.zeros(4)).tolist() == [1] * 4
 
 
@@ -308,34 +312,40 @@ class Enough(Exception):
     pass
 
 
+async def drives(call):
+    return await asyncio.create_task(call)
+
+
 @in_c
+@pytest.mark.parametrize("waits", [awaits, drives])
 def test_what_a_signal_handler_raises_gives_the_call_up_that_is_waited_for_in_place(
-    tried, monkeypatch
+    tried, monkeypatch, waits
 ):
-    calls, wait = [], futures.await_in_place
+    calls = []
 
     def enough(number, frame):
         raise Enough
 
-    def await_in_place(started):  # struck there, however busy the machine is
-        signal.setitimer(signal.ITIMER_REAL, 0.02)
-        return wait(started)
-
     async def main():
         async with call_in_place(tried) as (_, call):
             calls.append(call)
-            monkeypatch.setattr(futures, "await_in_place", await_in_place)
             with pytest.raises(Enough):
-                await call
+                signal.setitimer(signal.ITIMER_REAL, 0.02)
+                await waits(call)
+
+    def was_given_up():
+        with contextlib.suppress(Enough):
+            asyncio.run(main())
+        return tried == [] and "cancelled" in repr(calls[-1])
 
     monkeypatch.setattr(futures, "LOOK_S", 60)  # a look would end that wait before
     before = signal.signal(signal.SIGALRM, enough)
     try:
-        asyncio.run(main())
+        # On a busy machine it may strike before that wait begins, or after it.
+        assert any(was_given_up() for _ in range(10))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert tried == [] and "cancelled" in repr(calls[0])
 
 
 async def other_tasks(loop, ready):

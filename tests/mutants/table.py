@@ -1097,8 +1097,8 @@ MUTANTS = [
     Mutant(
         "calls",
         "csrc/python/quick/submit.c",
-        '"(OOON)", args, named, function, shmi_arrays_of(found)',
-        '"(OOO)", args, named, function',
+        "PyTuple_Pack(4, args, named, function, arrays)",
+        "PyTuple_Pack(3, args, named, function)",
         "tests/broker/test_kept_while_out.py::test_a_list_that_is_emptied_takes_no_array_from_the_helper",
     ),
     Mutant(

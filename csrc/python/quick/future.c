@@ -45,8 +45,6 @@ static PyObject *future_new(PyTypeObject *type, PyObject *given, PyObject *named
   return (PyObject *)shmi_new_future(type);
 }
 
-/* ---- the type --------------------------------------------------------------------------------- */
-
 static int future_traverse(quick_future_t *self, visitproc visit, void *arg) {
   Py_VISIT(Py_TYPE(self));
   for (size_t at = 0; fields_of(self, at) != NULL; at++) Py_VISIT(*fields_of(self, at));
@@ -63,6 +61,69 @@ static void future_dealloc(quick_future_t *self) {
   future_clear(self);
   shmi_free_object((PyObject *)self);
 }
+
+/* ---- those that a task awaits ------------------------------------------------------------------ */
+
+static bool has_result(const quick_future_t *self) {
+  return self->made == shmi_quick.ended && self->error == Py_None;
+}
+
+/* What struck stays, and nobody wants the call any more. */
+static void give_up(quick_future_t *self) {
+  PyObject *kind, *value, *trace;
+  PyErr_Fetch(&kind, &value, &trace);
+  PyObject *done = PyObject_CallMethodObjArgs((PyObject *)self, shmi_quick.give_up, NULL);
+  Py_XDECREF(done);
+  PyErr_Clear();
+  PyErr_Restore(kind, value, trace);
+}
+
+/* What is awaited of a call whose result has come: nothing but that. */
+typedef struct {
+  PyObject_HEAD
+  PyObject *result;
+} quick_outcome_t;
+
+static PyTypeObject *outcome_type;
+
+static PyObject *outcome_of(PyObject *result) {
+  allocfunc allocate = (allocfunc)PyType_GetSlot(outcome_type, Py_tp_alloc);
+  quick_outcome_t *made = (quick_outcome_t *)allocate(outcome_type, 0);
+  if (made != NULL) made->result = Py_NewRef(result);
+  return (PyObject *)made;
+}
+
+static PySendResult outcome_send(quick_outcome_t *self, PyObject *value, PyObject **result) {
+  (void)value;
+  *result = Py_NewRef(self->result);
+  return PYGEN_RETURN;
+}
+
+static PyObject *outcome_next(quick_outcome_t *self) {
+  PyObject *end = PyObject_CallFunctionObjArgs(PyExc_StopIteration, self->result, NULL);
+  if (end != NULL) PyErr_SetObject(PyExc_StopIteration, end);
+  Py_XDECREF(end);
+  return NULL;
+}
+
+static void outcome_dealloc(quick_outcome_t *self) {
+  Py_CLEAR(self->result);
+  shmi_free_object((PyObject *)self);
+}
+
+/* To an await: the result, where it has come in place of the loop; else the steps of Python. */
+static PyObject *awaited(quick_future_t *self) {
+  PyObject *tried = shmi_await_in_place(NULL, (PyObject *)self), *steps = NULL;
+  /* A signal broke the wait off: what its handler raises is to be raised here, and not by the steps. */
+  if (tried == Py_False && PyErr_CheckSignals() < 0) Py_CLEAR(tried);
+  if (tried == NULL) give_up(self);
+  else if (tried == Py_True && has_result(self)) steps = outcome_of(self->result);
+  else steps = PyObject_CallMethodObjArgs((PyObject *)self, shmi_quick.steps, tried, NULL);
+  Py_XDECREF(tried);
+  return steps;
+}
+
+/* ---- the types -------------------------------------------------------------------------------- */
 
 static PyMethodDef methods[] = {
     {"become", (PyCFunction)become, METH_O, "What it is made as, unless it is something already."},
@@ -100,9 +161,46 @@ static PyType_Spec spec = {
     .slots = slots,
 };
 
+static PyType_Slot awaited_slots[] = {
+    {Py_am_await, awaited},
+    {Py_tp_dealloc, future_dealloc},
+    {Py_tp_traverse, future_traverse},
+    {Py_tp_clear, future_clear},
+    {Py_tp_doc, "What a call of shmgpu.child.futures is made of that a task awaits."},
+    {0, NULL},
+};
+
+static PyType_Spec awaited_spec = {
+    .name = "shmgpu._quick.QuickStarted",
+    .basicsize = sizeof(quick_future_t),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE,
+    .slots = awaited_slots,
+};
+
+static PyType_Slot outcome_slots[] = {
+    {Py_am_send, outcome_send},
+    {Py_tp_iter, PyObject_SelfIter},
+    {Py_tp_iternext, outcome_next},
+    {Py_tp_dealloc, outcome_dealloc},
+    {Py_tp_doc, "What is awaited of a call whose result has come."},
+    {0, NULL},
+};
+
+static PyType_Spec outcome_spec = {
+    .name = "shmgpu._quick.QuickOutcome",
+    .basicsize = sizeof(quick_outcome_t),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = outcome_slots,
+};
+
 int shmi_add_future(PyObject *module) {
-  PyObject *type = PyType_FromSpec(&spec);
+  shmi_quick.future = (PyTypeObject *)PyType_FromSpec(&spec);
+  if (shmi_quick.future == NULL || PyModule_AddType(module, shmi_quick.future) < 0) return -1;
+  outcome_type = (PyTypeObject *)PyType_FromSpec(&outcome_spec);
+  if (outcome_type == NULL) return -1;
+  PyObject *type = PyType_FromSpecWithBases(&awaited_spec, (PyObject *)shmi_quick.future);
   if (type == NULL) return -1;
-  shmi_quick.future = (PyTypeObject *)type;
-  return PyModule_AddType(module, (PyTypeObject *)type);
+  int added = PyModule_AddType(module, (PyTypeObject *)type);
+  Py_DECREF(type);
+  return added;
 }

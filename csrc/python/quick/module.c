@@ -53,8 +53,9 @@ static PyMethodDef functions[] = {
     {"know_tensor", shmi_know_tensor, METH_VARARGS, "torch's type."},
     {"find", shmi_find, METH_VARARGS, "Which of these signatures such arguments have."},
     {"submit", shmi_submit, METH_VARARGS, "Sends a call like an earlier one."},
-    {"start", shmi_start, METH_VARARGS, "The same; gives its future."},
-    {"start_awaited", shmi_start_awaited, METH_VARARGS, "The same, for the running event loop."},
+    {"start", (PyCFunction)(void (*)(void))shmi_start, METH_FASTCALL, "The same; gives its future."},
+    {"start_awaited", (PyCFunction)(void (*)(void))shmi_start_awaited, METH_FASTCALL,
+     "The same, for the running event loop."},
     {"result", shmi_future_result, METH_O, "Of a future, once its call has ended as expected."},
     {"await_end", shmi_await_end, METH_VARARGS, "Waits for its end."},
     {"await_in_place", shmi_await_in_place, METH_O, "Waits for its end where the loop idles."},
@@ -116,6 +117,8 @@ static bool intern_names(void) {
       {&shmi_quick.call_soon, "call_soon"},
       {&shmi_quick.context, "context"},
       {&shmi_quick.run, "run"},
+      {&shmi_quick.give_up, "give_up"},
+      {&shmi_quick.steps, "steps"},
   };
   for (size_t at = 0; at < sizeof names / sizeof *names; at++) {
     *names[at].into = PyUnicode_InternFromString(names[at].name);

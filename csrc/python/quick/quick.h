@@ -141,7 +141,8 @@ typedef struct {
       *start_reader, *append, *view, *numpy, *storage, *value_bytes, *addresses, *result, *out,
       *offered, *data, *requires_grad, *is_neg,
       *is_conj, *waiting, *loop_ready,
-      *loop_timers, *loop_debug, *loop_stopping, *loop_factory, *timer_when, *looks, *call_soon, *context, *run;
+      *loop_timers, *loop_debug, *loop_stopping, *loop_factory, *timer_when, *looks, *call_soon, *context, *run,
+      *give_up, *steps;
 } quick_t;
 
 extern quick_t shmi_quick;
@@ -253,8 +254,8 @@ int shmi_add_call(PyObject *module);
 /* ---- submit.c ---- */
 
 PyObject *shmi_submit(PyObject *module, PyObject *given);
-PyObject *shmi_start(PyObject *module, PyObject *given);
-PyObject *shmi_start_awaited(PyObject *module, PyObject *given);
+PyObject *shmi_start(PyObject *module, PyObject *const *given, Py_ssize_t count);
+PyObject *shmi_start_awaited(PyObject *module, PyObject *const *given, Py_ssize_t count);
 PyObject *shmi_await_end(PyObject *module, PyObject *given);
 PyObject *shmi_await_in_place(PyObject *module, PyObject *future);
 PyObject *shmi_read_alone(PyObject *module, PyObject *given);

@@ -33,12 +33,14 @@ static PyObject *arrays_to_lend(PyObject *args, PyObject *named) {
 
 static bool lend(PyObject *array, PyObject *borrower) {
   PyObject *key = PyLong_FromVoidPtr(array);
-  PyObject *loan = key != NULL ? PyDict_GetItem(shmi_quick.loans, key) : NULL;
+  PyObject *loan = key != NULL ? PyDict_GetItemWithError(shmi_quick.loans, key) : NULL;
   bool is_lent = false;
   if (loan != NULL) {
     is_lent = PySet_Add(PyTuple_GetItem(loan, 1), borrower) == 0;
   } else if (key != NULL) {
-    loan = Py_BuildValue("(ONN)", array, PySet_New(NULL), PyBool_FromLong(shmi_array_may_write(array)));
+    PyObject *may = shmi_array_may_write(array) ? Py_True : Py_False, *borrowers = PySet_New(NULL);
+    loan = borrowers != NULL ? PyTuple_Pack(3, array, borrowers, may) : NULL;
+    Py_XDECREF(borrowers);
     is_lent = loan != NULL && PySet_Add(PyTuple_GetItem(loan, 1), borrower) == 0 &&
               PyDict_SetItem(shmi_quick.loans, key, loan) == 0;
     Py_XDECREF(loan);
@@ -52,7 +54,7 @@ static void return_loans(quick_ticket_t *ticket) {
   if (!PyList_Check(ticket->loans)) return;
   for (Py_ssize_t at = 0; at < PyList_Size(ticket->loans); at++) {
     PyObject *array = PyList_GetItem(ticket->loans, at), *key = PyLong_FromVoidPtr(array);
-    PyObject *loan = key != NULL ? PyDict_GetItem(shmi_quick.loans, key) : NULL;
+    PyObject *loan = key != NULL ? PyDict_GetItemWithError(shmi_quick.loans, key) : NULL;
     if (loan != NULL && PySet_Discard(PyTuple_GetItem(loan, 1), (PyObject *)ticket) >= 0 &&
         PySet_Size(PyTuple_GetItem(loan, 1)) == 0) {
       shmi_array_set_write(array, PyTuple_GetItem(loan, 2) == Py_True);
@@ -75,7 +77,9 @@ static quick_ticket_t *new_ticket(quick_port_t *port, quick_call_t *ready, PyObj
   made->handler = Py_NewRef(handler);
   made->number = PyIter_Next(port->numbers);
   made->deadline_ns = PyLong_FromLong(0);
-  made->keep = Py_BuildValue("(OOON)", args, named, function, shmi_arrays_of(found));
+  PyObject *arrays = shmi_arrays_of(found);
+  made->keep = arrays != NULL ? PyTuple_Pack(4, args, named, function, arrays) : NULL;
+  Py_XDECREF(arrays);
   made->loans = arrays_to_lend(args, named);
   made->error = Py_NewRef(Py_None);
   made->ready = Py_NewRef((PyObject *)ready);
@@ -93,7 +97,7 @@ static quick_ticket_t *new_ticket(quick_port_t *port, quick_call_t *ready, PyObj
 }
 
 static bool is_out(const quick_port_t *port, const quick_ticket_t *ticket) {
-  return PyDict_GetItem(port->out, ticket->number) == (PyObject *)ticket;
+  return PyDict_GetItemWithError(port->out, ticket->number) == (PyObject *)ticket;
 }
 
 /* Writes what Python would find in a call that it had made itself. */
@@ -196,12 +200,14 @@ PyObject *shmi_submit(PyObject *module, PyObject *given) {
   return or_none(submit(shmi_quick.port, function, args, named, handler));
 }
 
+/* What `start` and its like are given. */
+enum { FUNCTION, ARGS, NAMED, TYPE, GIVEN };
+
 /* The same future, of a call like an earlier one, which was sent; NULL, perhaps with an exception: it is
  * to be submitted through Python. */
-static PyObject *of_call(quick_future_t *future, quick_port_t *port, PyObject *function,
-                         PyObject *args, PyObject *named) {
+static PyObject *of_call(quick_future_t *future, quick_port_t *port, PyObject *const *given) {
   shmi_set(&future->port, (PyObject *)port);
-  PyObject *ticket = submit(port, function, args, named, (PyObject *)future);
+  PyObject *ticket = submit(port, given[FUNCTION], given[ARGS], given[NAMED], (PyObject *)future);
   if (ticket != NULL) shmi_set(&future->ticket, ticket);
   else Py_CLEAR(future);
   Py_XDECREF(ticket);
@@ -209,10 +215,10 @@ static PyObject *of_call(quick_future_t *future, quick_port_t *port, PyObject *f
 }
 
 /* The port, held, that such a call may be made by; NULL, with an exception or without. */
-static quick_port_t *port_of(PyObject *given, PyObject **function, PyObject **args, PyObject **named,
-                             PyObject **type) {
-  if (!PyArg_ParseTuple(given, "OO!O!O!", function, &PyTuple_Type, args, &PyDict_Type, named,
-                        &PyType_Type, type)) {
+static quick_port_t *port_for(PyObject *const *given, Py_ssize_t count) {
+  if (count != GIVEN || !PyTuple_Check(given[ARGS]) || !PyDict_Check(given[NAMED]) ||
+      !PyType_Check(given[TYPE])) {
+    PyErr_SetString(PyExc_TypeError, "a function, a tuple, a dict and the type of a future");
     return NULL;
   }
   quick_port_t *port = shmi_quick.port;
@@ -222,15 +228,15 @@ static quick_port_t *port_of(PyObject *given, PyObject **function, PyObject **ar
 
 /* start(function, args, named, type): a future of that type, of a call like an earlier one, which was
  * sent; or None. All that Python does for it otherwise, in one step. */
-PyObject *shmi_start(PyObject *module, PyObject *given) {
+PyObject *shmi_start(PyObject *module, PyObject *const *given, Py_ssize_t count) {
   (void)module;
-  PyObject *function, *args, *named, *type, *started = NULL;
-  quick_port_t *port = port_of(given, &function, &args, &named, &type);
+  PyObject *started = NULL;
+  quick_port_t *port = port_for(given, count);
   if (port == NULL) return or_none(NULL);
   /* A thread that reads replies when nobody asks is Python's to start. */
   quick_future_t *future =
-      port->reader != Py_None ? shmi_new_future((PyTypeObject *)type) : NULL;
-  if (future != NULL) started = of_call(future, port, function, args, named);
+      port->reader != Py_None ? shmi_new_future((PyTypeObject *)given[TYPE]) : NULL;
+  if (future != NULL) started = of_call(future, port, given);
   if (started != NULL && port->reader == Py_None) { /* it has just ended: nothing had been out */
     PyObject *done = PyObject_CallMethodObjArgs((PyObject *)port, shmi_quick.start_reader, NULL);
     if (done == NULL) Py_CLEAR(started);
@@ -241,17 +247,17 @@ PyObject *shmi_start(PyObject *module, PyObject *given) {
 }
 
 /* start_awaited(function, args, named, type): the same, of a call that the running loop awaits. */
-PyObject *shmi_start_awaited(PyObject *module, PyObject *given) {
+PyObject *shmi_start_awaited(PyObject *module, PyObject *const *given, Py_ssize_t count) {
   (void)module;
-  PyObject *function, *args, *named, *type, *reader = NULL, *started = NULL;
-  quick_port_t *port = port_of(given, &function, &args, &named, &type);
+  PyObject *reader = NULL, *started = NULL;
+  quick_port_t *port = port_for(given, count);
   PyObject *loop = port != NULL ? shmi_loop_that_looks(&reader) : NULL;
   /* To make it may run Python code, and have another loop be the one that called last. */
-  quick_future_t *future = loop != NULL ? shmi_new_future((PyTypeObject *)type) : NULL;
+  quick_future_t *future = loop != NULL ? shmi_new_future((PyTypeObject *)given[TYPE]) : NULL;
   if (future != NULL) {
     shmi_set(&future->loop, loop);
     shmi_set(&future->reader, reader);
-    started = of_call(future, port, function, args, named);
+    started = of_call(future, port, given);
   }
   Py_XDECREF(reader);
   Py_XDECREF(loop);
