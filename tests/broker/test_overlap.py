@@ -159,7 +159,7 @@ def test_a_lone_call_is_answered_at_once(broker):
 
 
 def test_it_is_loaded_at_the_first_call_and_unloaded_when_it_has_been_idle(overlapping):
-    with shmgpu.init(helpers=1, devices="cpu", lazy=True, idle=0.05):
+    with shmgpu.init(helpers=1, devices="cpu", lazy=True, idle=0.5):
         for generation in (1, 2):
             futures = [double.submit(np.full(2, n, "f4")) for n in range(20)]
             assert [one.result(10).tolist() for one in futures] == [[2 * n] * 2 for n in range(20)]
