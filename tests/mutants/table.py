@@ -691,6 +691,22 @@ MUTANTS = [
     ),
     Mutant(
         "calls",
+        "csrc/python/quick/future.c",
+        "  if (tried == NULL) give_up(self);",
+        "  if (false && tried == NULL) give_up(self);",
+        "tests/broker/test_event_loops.py::"
+        "test_what_a_signal_handler_raises_gives_the_call_up_that_is_waited_for_in_place",
+    ),
+    Mutant(
+        "calls",
+        "csrc/python/quick/future.c",
+        "  if (tried == Py_False && PyErr_CheckSignals",
+        "  if (false && tried == Py_False && PyErr_CheckSignals",
+        "tests/broker/test_event_loops.py::"
+        "test_what_a_signal_handler_raises_gives_the_call_up_that_is_waited_for_in_place",
+    ),
+    Mutant(
+        "calls",
         "shmgpu/codec/pytree.py",
         "        _check_hashes(names)\n",
         "",

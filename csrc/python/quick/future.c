@@ -1,5 +1,6 @@
 /* future -- what callers hold while a call is in flight: the fields of a CallFuture and of a Started,
- * so that C tells them of the end in one step. See quick.h, and shmgpu/child/futures.py for the rest.
+ * so that C tells them of the end in one step, and what is awaited of a Started. See quick.h, and
+ * shmgpu/child/futures.py for the rest.
  */
 #include <stddef.h>
 
