@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -178,6 +178,14 @@ def _checked(dtype: dtypes.DType, shape: tuple[int, ...]) -> Spec:
     return spec_of(dtype, shape)
 
 
+def _counts(nodes: Sequence[object]) -> list[int]:
+    """How often each is referred to; by whoever asks, too."""
+    return [sys.getrefcount(one) for one in nodes]
+
+
+_ASKED = _counts([object()])[0] - 1  # by whoever asks, without the sequence
+
+
 def needed_for(slots: Iterable[int], steps: Mapping[int, Step]) -> set[int]:
     """The slots of steps whose values these slots need, their own among them."""
     found: set[int] = set()
@@ -273,8 +281,7 @@ class ProgramDraft:
                 place = place_of(one)
                 if place is not None:
                     append(place)
-                    if place < 0:
-                        uses[one] += 1
+                    uses[one] += 1
                     continue
                 uses[one] = 1
                 kind = type(one.value)
@@ -289,6 +296,7 @@ class ProgramDraft:
                     if kind is is_resident:
                         residents.append(one)
             places[node] = step
+            uses[node] = 0
         for one in read:
             if one not in places:
                 uses[one] = 0
@@ -333,6 +341,44 @@ class ProgramDraft:
         )
         return self
 
+    def in_hand(self, kept: list[Node], *tables: Collection[Node]) -> list[Node]:
+        """What somebody knows of what will have no value, and what this is made of.
+
+        Between two operations a thread holds nodes that no tensor shows, and so does a backward
+        pass while a hook reads a gradient. They are computed with what is sent next, so they need
+        their history, and what it begins with. As in :meth:`unneeded`, references tell.
+
+        Args:
+            kept: the nodes whose values are kept; what is read has one, too.
+            tables: whose references to each of these nodes, one for each table, are ours.
+        """
+        order = self.order
+        if native is not None:
+            told: list[Node] = native.in_hand(self._mark, order, kept, self.read, tables, 1)
+            return told
+        counts = _counts(order)
+        ours = dict.fromkeys(order, 0)
+        for node in order:
+            if node.undo is not None and node.undo[1] in ours:
+                ours[node.undo[1]] += 1
+        for table in tables:
+            for one in table:
+                if one in ours:
+                    ours[one] += 1
+        # Besides these and the inputs: the order, and two tables of the draft.
+        needed = {
+            node
+            for node, count in zip(order, counts, strict=True)
+            if count - _ASKED > self._uses[node] + ours[node] + 3
+        }
+        valued = {*kept, *self.read}
+        found = []
+        for node in reversed(order):
+            if node in needed and node not in valued:
+                found.append(node)
+                needed.update([one for one in node.inputs if one in ours])
+        return found
+
     def unneeded(self, alive: Set[Node], held: dict[Node, int] | None = None) -> list[Node]:
         """Residents that nothing knows besides operations that are over after this.
 
@@ -362,13 +408,14 @@ class ProgramDraft:
             for one in node.inputs:
                 if one in uses:
                     uses[one] -= 1
-        # Besides the inputs: four tables of the draft, the candidates, the loop's name, and the
-        # argument of getrefcount; of the value, the node and the argument.
+        # Besides the inputs: four tables of the draft, and the candidates; of the value, the node
+        # and the argument of getrefcount.
+        counts = _counts(candidates)
         return [
             node
-            for node in candidates
-            if sys.getrefcount(node)
-            <= uses[node] + 7 + (0 if held is None else held[node] + 1)  # and as its key
+            for node, count in zip(candidates, counts, strict=True)
+            if count - _ASKED
+            <= uses[node] + 5 + (0 if held is None else held[node] + 1)  # and as its key
             and sys.getrefcount(node.value) <= 2
         ]
 

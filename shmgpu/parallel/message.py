@@ -164,7 +164,8 @@ class MeshMessage:
             if node in counts:
                 counts[node] += 1
         for node, inputs in self.cleared:
-            for one in (node, *inputs):
+            # A node that still has its inputs refers to them itself.
+            for one in (node,) if node.inputs is inputs else (node, *inputs):
                 if one in counts:
                     counts[one] += 1
 

@@ -46,15 +46,13 @@ from shmgpu.tensors.failures import (
 from shmgpu.tensors.message import LostValue, RemoteValue, Spread, said
 from shmgpu.tensors.recorder import MAX_SENT, DraftAgain, Recorder
 from shmgpu.tensors.spreading import parts_of
-from shmgpu.tensors.walks import graph_alive, needed
+from shmgpu.tensors.walks import needed, outlived
 
 MAX_DEATHS = 3  # of a mesh's members in a row, over programs that change nothing
 
 # So long results are waited for before it is seen whether the message has ended without them: a
 # member that died says nothing.
 LOOK_NS = 20_000_000
-
-_NONE: frozenset[Node] = frozenset()
 
 
 class MeshPlacer:
@@ -85,24 +83,25 @@ class MeshPlacer:
                 draft = ProgramDraft(order, read, Spread)
                 only = self._mesh_of_all(draft)
                 if only is not None:
-                    roots, recorder.pending = recorder.pending, []
+                    roots = [node for node in recorder.taken() if node.owners]
                     if self._compute_on(only, roots, read, wait, draft):
                         return []
                     continue
-                del draft  # what it refers to would count as needed
                 found, turns = self._by_mesh(order, read)
+                del draft, order  # what they refer to would count as needed
                 for turn in turns:
                     for node in turn.kept:
                         node.owners += 1
                     held += turn.kept
                 is_done = all(turn.is_last for turn in turns)
-                for mesh, nodes in found.items():
-                    mine = set(nodes)
-                    shown = [node for node in recorder.pending if node in mine]
+                for mesh in [*found]:
+                    mine = set(found.pop(mesh))
+                    shown = [node for node in recorder.pending if node in mine and node.owners]
                     later = [node for node in held if node in mine]
                     roots = [*dict.fromkeys([*shown, *later])]
                     recorder.pending = [node for node in recorder.pending if node not in mine]
                     own = [node for node in read if node in mine or _lies_on(mesh, node)]
+                    del mine
                     passed = [one for turn in turns for one in turn.passed.get(mesh, ())]
                     with in_the_arena(one for turn in turns for one in turn.brought.get(mesh, ())):
                         is_sent = self._compute_on(
@@ -157,7 +156,7 @@ class MeshPlacer:
                 turn = Turn(part.nodes, self._hints)
                 turns.append(turn)
                 for mesh in {**turn.nodes, **turn.passed}:
-                    found.setdefault(mesh, []).extend(turn.nodes.get(mesh, ()))
+                    found.setdefault(mesh, []).extend(turn.nodes.pop(mesh, ()))
             elif meshes:
                 found.setdefault(meshes[0], []).extend(part.nodes)
         for node in read:
@@ -216,12 +215,10 @@ class MeshPlacer:
             # Ctrl-C, a full arena: what was not done can be asked for again.
             recorder.pending = [node for node in roots if node.value is None] + recorder.pending
             raise
-        shared = recorder.is_shared()
-        alive = message.alive
-        done = [n for n in order if n not in alive and not (shared and n.value is None)]
+        done = [node for node in order if node not in message.alive]
         if message.is_out:
-            message.cleared = [(node, node.inputs) for node in done]
-        for node in done:  # computed, and no gradient to come: needs no history
+            message.cleared = [(node, node.inputs) for node in order]
+        for node in done:  # computed or in nobody's hand, and no gradient to come: no history
             node.inputs = ()
         return True
 
@@ -237,11 +234,8 @@ class MeshPlacer:
 
     def _message(self, mesh: Mesh, draft: ProgramDraft) -> MeshMessage:
         recorder = self._recorder
-        alive, saved = graph_alive(draft) if draft.open_ends else (_NONE, _NONE)
-        kept = draft.shown
-        if saved:
-            kept = [node for node in draft.order if node.owners or node in saved]
-        draft.settled(kept, [] if recorder.is_shared() else self._unneeded(draft, alive))
+        alive, kept = outlived(draft, self._hints)
+        draft.settled(kept, self._unneeded(draft, alive))
         program = self._programs.of(
             mesh, draft, self._wanted(draft, mesh), recorder.numbers.__next__, self.algorithm
         )

@@ -74,16 +74,25 @@ def recorder() -> Recorder:
         runtime.require_port()
         means = runtime.require()
     found: Recorder | None = means.extra.get("recorder")
-    if found is None:
+    return _made(means) if found is None else found
+
+
+def _made(means: runtime.Runtime) -> Recorder:
+    """The first one; threads that make their first tensors at once have one between them."""
+    with means.extra.setdefault("makes the recorder", threading.RLock()):
+        found: Recorder | None = means.extra.get("recorder")
+        if found is not None:
+            return found
         if config.resolve("debug") or config.resolve("debug_dir"):
             from shmgpu.tensors import debug  # here, because most programs do without
 
             if not debug.is_enabled():
                 debug.enable()
         helpers = means.extra.get("tensor helpers") or _helpers(means)
-        found = means.extra["recorder"] = Recorder(means.extra.get("backend", _backend), helpers)
+        found = Recorder(means.extra.get("backend", _backend), helpers)
         found.puts_leaves_in_turn = _in_turn
-    return found
+        means.extra["recorder"] = found
+        return found
 
 
 def _helpers(means: runtime.Runtime) -> list[int]:
@@ -114,8 +123,6 @@ def show(node: Node) -> None:
     node.owners += 1
     if node.value is None:
         here = recorder()
-        if here.thread != (thread := threading.get_ident()):
-            here.recorded_by(thread)
         pending = here.pending
         if here.placer is None:
             pending.append(node)
@@ -129,9 +136,9 @@ def show(node: Node) -> None:
 class _Together(threading.local):
     """While a thread is within, nothing is sent unasked: it holds nodes that no tensor shows yet.
 
-    What is sent forgets how it was made, unless a tensor shows it. So whoever shows several nodes
-    that are made of the same ones shows them all within this. What has become too much meanwhile
-    is sent at its end.
+    These would get no value, and be computed once more with what is sent next. So whoever shows
+    several nodes that are made of the same ones shows them all within this. What has become too
+    much meanwhile is sent at its end.
     """
 
     depth = 0

@@ -181,8 +181,10 @@ class Message:
 
     Attributes:
         nodes: what its steps compute.
+        alive: those of them that keep their history after it.
         residents: what it is given that a helper holds, as nodes and their handles.
-        cleared: of a message that nobody waits for: what its nodes were made of.
+        cleared: of a message that nobody waits for: what its nodes were made of. They may be let
+            go of while it is under way, and be needed again if it fails.
     """
 
     __slots__ = (

@@ -57,7 +57,7 @@ from shmgpu.tensors.message import (
     RemoteValue,
 )
 from shmgpu.tensors.spreading import is_leaf, parts_of, spread
-from shmgpu.tensors.walks import graph_alive, needed
+from shmgpu.tensors.walks import needed, outlived
 from shmgpu.watch.stats import stats
 
 MAX_PROGRAMS = 4096
@@ -79,8 +79,6 @@ class _Outcome(enum.Enum):
 class DraftAgain(Exception):
     """What was given to a message is not there: it is drafted once more."""
 
-
-_NONE: frozenset[Node] = frozenset()
 
 observer: Observer | None = None  # a message costs one look at this
 
@@ -115,8 +113,6 @@ class Recorder:
         self.order = itertools.count(1)
         self.lock = threading.RLock()
         self.placer: Placer | None = None
-        self.thread = threading.get_ident()  # that recorded last
-        self._threads = {self.thread}  # all that recorded and may do so again
         reclaim = weakref.WeakMethod(self._reclaim)
         runtime.require().arena.reclaimers.append(lambda: bool((found := reclaim()) and found()))
 
@@ -142,20 +138,10 @@ class Recorder:
         with self.lock:
             return needed([node for node in self.pending if node.owners and node.value is None])
 
-    def recorded_by(self, thread: int) -> None:
-        """Another thread than the last one records."""
-        self._threads.add(thread)
-        self.thread = thread
-
-    def is_shared(self) -> bool:
-        """Whether another thread may record while this one sends.
-
-        Between two operations that thread may hold a node which no tensor shows. So none counts as
-        unneeded, and what is not computed yet keeps its history.
-        """
-        if len(self._threads) > 1:
-            self._threads.intersection_update(one.ident for one in threading.enumerate())
-        return len(self._threads) > 1
+    def taken(self) -> list[Node]:
+        """All that is pending: from now on whoever asked for it answers for it."""
+        pending, self.pending = self.pending, []
+        return pending
 
     # ---- when ----------------------------------------------------------------------------------
 
@@ -201,9 +187,9 @@ class Recorder:
             read = self.placer.compute(read, wait)
             if not read and not self.pending:
                 return
-        order = self._spread(read) if len(self.lives) > 1 and self.pending else None
+        is_spread = len(self.lives) > 1 and bool(self.pending)
         try:
-            self._compute_pending(read, wait, order)
+            self._compute_pending(read, wait, self._spread(read) if is_spread else None)
         finally:
             self._chosen = None
 
@@ -227,9 +213,11 @@ class Recorder:
         self._turn += 1
         turn = self._turn % len(lives)
         planned = spread(parts, read, [*lives[turn:], *lives[:turn]], HelperIncarnation.is_idle)
-        for life, part in planned[:-1]:
+        del order, parts  # what they refer to would count as known elsewhere
+        while len(planned) > 1:
+            life, part = planned.pop(0)
             self._send_part(part.nodes, life)
-        self._chosen = planned[-1][0]
+        self._chosen = planned[0][0]
         return None
 
     def _send_part(self, nodes: list[Node], life: HelperIncarnation) -> None:
@@ -237,8 +225,9 @@ class Recorder:
         mine = set(nodes)
         others = [node for node in self.pending if node not in mine]
         self.pending, self._chosen = [node for node in nodes if node.owners], life
+        del mine  # references to nodes are counted
         try:
-            self._compute_pending([], wait=False)
+            self._compute_pending([], False, nodes)
         finally:
             self.pending += others
             self._chosen = None
@@ -250,8 +239,7 @@ class Recorder:
         tries = 0
         try:
             while True:
-                waiting, self.pending = self.pending, []
-                roots = [n for n in (*roots, *waiting) if n.owners and n.value is None]
+                roots = [n for n in (*roots, *self.taken()) if n.owners and n.value is None]
                 order, known = known or needed([*roots, *read]), None
                 draft = ProgramDraft(order, read, RemoteValue)
                 if are_lost(draft.arrays, self):
@@ -275,12 +263,10 @@ class Recorder:
             # Ctrl-C, a full arena: what was not done can be asked for again.
             self.pending = [node for node in roots if node.value is None] + self.pending
             raise
-        alive = message.alive
-        shared = self.is_shared()
-        done = [n for n in order if n not in alive and not (shared and n.value is None)]
+        done = [node for node in order if node not in message.alive]
         if not wait:
-            message.cleared = [(node, node.inputs) for node in done]
-        for node in done:  # computed, and no gradient to come: needs no history
+            message.cleared = [(node, node.inputs) for node in order]
+        for node in done:  # computed or in nobody's hand, and no gradient to come: no history
             node.inputs = ()
 
     def _settle(self, at_most: int) -> None:
@@ -405,16 +391,12 @@ class Recorder:
                 for node in moved:
                     self.move(node)
                 draft = ProgramDraft(order, read, RemoteValue)
-        alive, saved = graph_alive(draft) if draft.open_ends else (_NONE, _NONE)
-        kept = draft.shown
-        if saved:
-            kept = [node for node in order if node.owners or node in saved]
+        alive, kept = outlived(draft)
         message.alive = alive
         message.tries = 0
         message.read = read
         message.kept = kept = [node for node in kept if node not in read]
-        unneeded_now = [] if self.is_shared() else draft.unneeded(alive)
-        message.known = self._known(draft.settled(kept, unneeded_now))
+        message.known = self._known(draft.settled(kept, draft.unneeded(alive)))
         unneeded = message.life.unneeded
         message.freed = [unneeded.popleft() for _ in range(len(unneeded))] if unneeded else []
         message.nodes = order

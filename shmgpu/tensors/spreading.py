@@ -8,6 +8,7 @@ sends.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from shmgpu.ops.graph import Node, Scalar
@@ -16,12 +17,14 @@ from shmgpu.tensors.message import Held, HelperIncarnation, RemoteValue
 # Operations on one element. A smaller part is computed before another helper could begin with it.
 MIN_WORK = 1 << 18
 
+_number = operator.attrgetter("number")
+
 
 class Part:
     """Nodes that have nothing to do with those of another part.
 
     Attributes:
-        nodes: what is to be computed.
+        nodes: what is to be computed, inputs first once it is known where.
         held: bytes that each helper holds of what they use.
         work: operations on one element, as far as shapes tell.
     """
@@ -155,4 +158,6 @@ def spread(
                 key=lambda life: (planned[life].work if life in planned else 0, life.nbytes),
             ),
         )
+    for part in planned.values():
+        part.nodes.sort(key=_number)
     return sorted(planned.items(), key=lambda each: not wanted.isdisjoint(each[1].nodes))

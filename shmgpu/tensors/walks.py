@@ -6,13 +6,15 @@ Owns no node, and never changes one. The walk that each message takes exists in 
 from __future__ import annotations
 
 import operator
-from collections.abc import Set
+from collections.abc import Collection, Set
 from typing import Any
 
 from shmgpu.ops.graph import Node, native
 from shmgpu.ops.program import ProgramDraft
 from shmgpu.ops.redistribution import RECORDED
 from shmgpu.tensors.message import Spread
+
+_NONE: frozenset[Node] = frozenset()
 
 _number = operator.attrgetter("number")
 
@@ -50,7 +52,21 @@ def is_on(mesh: Any, node: Node) -> bool:
     return False
 
 
-def graph_alive(draft: ProgramDraft) -> tuple[Set[Node], Set[Node]]:
+def outlived(draft: ProgramDraft, *tables: Collection[Node]) -> tuple[Set[Node], list[Node]]:
+    """Nodes that keep their history when the draft's program is done, and those that keep a value.
+
+    The history: of those whose gradient may still be asked for, and of those that somebody has in
+    hand (:meth:`ProgramDraft.in_hand`, which says what ``tables`` are).
+    """
+    alive, saved = graph_alive(draft) if draft.open_ends else (_NONE, _NONE)
+    kept = draft.shown
+    if saved:
+        kept = [node for node in draft.order if node.owners or node in saved]
+    known = draft.in_hand(kept, alive, *tables)
+    return (alive.union(known) if known else alive), kept
+
+
+def graph_alive(draft: ProgramDraft) -> tuple[frozenset[Node] | set[Node], Set[Node]]:
     """Nodes whose gradient may still be asked for, and those whose value it will need."""
     alive: set[Node] = set()
     saved: set[Node] = set()

@@ -306,6 +306,34 @@ def test_random_numbers_are_those_of_one_helper_cut_or_not(two):
         np.testing.assert_array_equal(one, found[0])
 
 
+def test_a_hook_reads_a_gradient_while_others_are_on_their_way(two):
+    mesh, seen = two.mesh(2), []
+    x, w = (distribute_tensor(whole(4), mesh, [Shard(0)]).requires_grad_() for _ in range(2))
+    first = x * x
+    second = first * w
+    for one in (second, first, x):
+        one.register_hook(lambda g: seen.append(g.sum().item()))
+    (second * w).sum().backward()
+    assert seen == [6, 14, 72]
+    assert x.grad.tolist() == w.grad.tolist() == [0, 2, 16, 54]
+
+
+def test_gradients_that_were_taken_before_a_failure_is_heard_of_are_computed_after_it(two):
+    mesh = two.mesh(2)
+    x, w = (distribute_tensor(whole(4), mesh, [Shard(0)]).requires_grad_() for _ in range(2))
+    assert x.sum().item() == w.sum().item() == 6
+    squares = x * x
+    total = (squares * w * w).sum()
+    wrong = gt.take(x.detach(), gt.tensor([1, 9]))
+    current.recorder().send()  # and nobody waits for it
+    del squares
+    total.backward()
+    assert x.grad.tolist() == w.grad.tolist() == [0, 2, 16, 54]
+    assert total.item() == 98
+    with pytest.raises(gt.RemoteError, match="9 is out of bounds"):
+        wrong.tolist()
+
+
 def test_a_tensor_of_another_broker_says_so():
     with broker_of(2) as broker:
         old = distribute_tensor(whole(4, 4), broker.mesh(2), [Shard(0)]) + 1

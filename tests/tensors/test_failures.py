@@ -14,7 +14,7 @@ import torch
 import shmgpu as gt
 from shmgpu import nn, ops, optim
 from shmgpu.engine import session
-from shmgpu.tensors import recorder
+from shmgpu.tensors import current, recorder
 from shmgpu.tensors.message import HelperIncarnation, RemoteValue
 
 RNG = np.random.default_rng(0)
@@ -366,3 +366,18 @@ def test_what_a_replacement_has_done_it_holds_and_what_came_before_it_does_not(o
     anew = lives[3]
     assert message.life is anew and {value.life for value in values} == {anew}
     assert anew.nbytes == 24 and anew.told == {5} and life.nbytes == 0
+
+
+def test_gradients_that_were_taken_before_a_failure_is_heard_of_are_computed_after_it(where):
+    x, weight = (gt.tensor([1.0, 2.0, 3.0], requires_grad=True) for _ in range(2))
+    squares = x * x
+    total = (squares * weight * weight).sum()
+    wrong = gt.take(x.detach(), gt.tensor([1, 9]))
+    current.recorder().send()  # and nobody waits for it
+    del squares
+    total.backward()
+    assert x.grad.tolist() == [2, 16, 54]
+    assert weight.grad.tolist() == [2, 16, 54]
+    assert total.item() == 98
+    with pytest.raises(gt.RemoteError, match="9 is out of bounds"):
+        wrong.tolist()

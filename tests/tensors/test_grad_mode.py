@@ -186,3 +186,39 @@ def test_a_thread_evaluates_while_another_trains():
             thread.join(30)
         assert wrong == []
         np.testing.assert_allclose(together, alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("where", ["inline", "in a helper"])
+def test_what_a_thread_holds_before_it_has_recorded_anything_is_there_when_it_goes_on(where):
+    """It has looked at a weight that is not computed, and is stopped; steps are made and sent."""
+    holds, goes_on, found = threading.Event(), threading.Event(), []
+
+    class Axes(tuple):
+        """Which are looked at after the tensor; that takes until the other thread has gone on."""
+
+        __slots__ = ()
+
+        def __iter__(self):
+            holds.set()
+            assert goes_on.wait(20)
+            return super().__iter__()
+
+    def evaluate():
+        with gt.no_grad():
+            found.append(weight.sum(Axes((0, 1))).item())
+
+    inline = where == "inline"
+    with gt.init(inline=inline, helpers=None if inline else 1, devices="cpu", arena="16MiB"):
+        weight = gt.ones(4, 4, requires_grad=True)
+        assert weight.sum().item() == 16  # and the helper keeps it
+        with gt.no_grad():
+            weight -= 0.5
+            thread = threading.Thread(target=evaluate)
+            thread.start()
+            assert holds.wait(20)
+            weight -= 0.25
+        assert weight.sum().item() == 4
+        goes_on.set()
+        thread.join(20)
+        assert found == [8]
+        assert weight.sum().item() == 4

@@ -184,3 +184,21 @@ def test_detach_in_place_ends_the_way_back(engine):
     y = x * 2
     assert y.detach_() is y and not y.requires_grad and y.is_leaf
     assert y.tolist() == [2, 2]
+
+
+def test_a_hook_reads_a_gradient_while_others_are_on_their_way(engine):
+    """What they are made of was sent, and stays known until they are there."""
+
+    def play(f):
+        seen = []
+        x = f.tensor([1.0, 2.0, 3.0], requires_grad=True)
+        w = f.tensor([2.0, 2.0, 2.0], requires_grad=True)
+        first = x * x
+        second = first * w
+        for one in (second, first, x):
+            one.register_hook(lambda g: seen.append(g.sum().item()))
+        (second * w).sum().backward()
+        return seen, x.grad.tolist(), w.grad.tolist()
+
+    ours, theirs = both(play)
+    assert ours == theirs

@@ -47,7 +47,7 @@ static bool take_number(draft_t *draft, node_t *node) {
 
 static bool take_input(draft_t *draft, node_t *node) {
   if (node->drafted == draft->mark) {
-    node->uses += node->place < 0;
+    node->uses++;
     return add_number(draft->code, node->place);
   }
   node->uses = 1;
@@ -70,6 +70,7 @@ static bool take_step(draft_t *draft, node_t *node, Py_ssize_t step) {
   }
   node->drafted = draft->mark;
   node->place = (int)step;
+  node->uses = 0;
   return is_sound;
 }
 
@@ -164,6 +165,78 @@ PyObject *shmi_places(PyObject *module, PyObject *given) {
     }
   }
   return key;
+}
+
+static bool is_step(const node_t *node, uint64_t mark) {
+  return node->drafted == mark && node->place >= 0;
+}
+
+/* Count what refers to steps besides inputs: steps that may be undone, and each of the tables. False
+ * with an exception. */
+static bool count_uses(uint64_t mark, PyObject *order, PyObject *tables) {
+  for (Py_ssize_t at = 0; at < PyList_Size(order); at++) {
+    const node_t *node = (node_t *)PyList_GetItem(order, at);
+    if (!shmi_is_node((PyObject *)node)) {
+      PyErr_SetString(PyExc_TypeError, "in_hand: lists of nodes");
+      return false;
+    }
+    if (!PyTuple_Check(node->undo)) continue;
+    node_t *before = (node_t *)PyTuple_GetItem(node->undo, 1);
+    if (before == NULL) return false;
+    if (shmi_is_node((PyObject *)before) && is_step(before, mark)) before->uses++;
+  }
+  for (Py_ssize_t table = 0; table < PyTuple_Size(tables); table++) {
+    PyObject *each = PyObject_GetIter(PyTuple_GetItem(tables, table)), *one;
+    while (each != NULL && (one = PyIter_Next(each)) != NULL) {
+      if (shmi_is_node(one) && is_step((node_t *)one, mark)) ((node_t *)one)->uses++;
+      Py_DECREF(one);
+    }
+    Py_XDECREF(each);
+    if (PyErr_Occurred()) return false;
+  }
+  return true;
+}
+
+static void mark_all(PyObject *nodes, uint64_t mark) {
+  for (Py_ssize_t at = 0; at < PyList_Size(nodes); at++) {
+    PyObject *one = PyList_GetItem(nodes, at);
+    if (shmi_is_node(one)) ((node_t *)one)->visited = mark;
+  }
+}
+
+/* in_hand(mark, order, kept, read, tables, ours): those in the order whose value is neither kept nor
+ * read and to which something refers besides the order's own inputs, the tables and `ours` lists;
+ * and what these are made of, as far as it will have no value either. Once the list is there, nothing
+ * is made that the garbage collector knows, so no other walk writes its marks meanwhile. */
+PyObject *shmi_in_hand(PyObject *module, PyObject *given) {
+  (void)module;
+  unsigned long long mark;
+  PyObject *order, *kept, *read, *tables;
+  Py_ssize_t ours;
+  if (!PyArg_ParseTuple(given, "KO!O!O!O!n", &mark, &PyList_Type, &order, &PyList_Type, &kept,
+                        &PyList_Type, &read, &PyTuple_Type, &tables, &ours)) {
+    return NULL;
+  }
+  PyObject *found = count_uses(mark, order, tables) ? PyList_New(0) : NULL;
+  if (found == NULL) return NULL;
+  const uint64_t valued = shmi_mark(), needed = shmi_mark();
+  mark_all(kept, valued);
+  mark_all(read, valued);
+  for (Py_ssize_t at = PyList_Size(order) - 1; at >= 0; at--) {
+    node_t *node = (node_t *)PyList_GetItem(order, at);
+    if (node->visited == valued) continue;
+    if (node->visited != needed && Py_REFCNT((PyObject *)node) <= node->uses + ours) continue;
+    if (PyList_Append(found, (PyObject *)node)) {
+      Py_DECREF(found);
+      return NULL;
+    }
+    const Py_ssize_t count = shmi_count(node);
+    for (Py_ssize_t input = 0; input < count; input++) {
+      node_t *one = shmi_input(node, input);
+      if (is_step(one, mark) && one->visited != valued) one->visited = needed;
+    }
+  }
+  return found;
 }
 
 /* Whether only its uses and `ours` lists refer to the node, and only the node refers to its

@@ -107,6 +107,7 @@ PyObject *shmi_release(PyObject *module, PyObject *order);
 PyObject *shmi_structure(PyObject *module, PyObject *given);
 PyObject *shmi_draft(PyObject *module, PyObject *given);
 PyObject *shmi_places(PyObject *module, PyObject *given);
+PyObject *shmi_in_hand(PyObject *module, PyObject *given);
 PyObject *shmi_unneeded(PyObject *module, PyObject *given);
 
 #endif

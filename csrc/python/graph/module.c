@@ -27,6 +27,7 @@ static PyMethodDef functions[] = {
     {"structure", shmi_structure, METH_VARARGS, "What makes two graphs equal for gradients."},
     {"draft", shmi_draft, METH_VARARGS, "A program's structure, and what it is given."},
     {"places", shmi_places, METH_VARARGS, "A draft's key."},
+    {"in_hand", shmi_in_hand, METH_VARARGS, "What somebody knows besides a draft."},
     {"unneeded", shmi_unneeded, METH_VARARGS, "What nobody knows besides a draft."},
     {0},
 };
