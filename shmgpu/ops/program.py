@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -184,6 +185,43 @@ def _counts(nodes: Sequence[object]) -> list[int]:
 
 
 _ASKED = _counts([object()])[0] - 1  # by whoever asks, without the sequence
+_number = operator.attrgetter("number")
+
+
+def _count_behind(order: list[Node], ours: dict[Node, int]) -> None:
+    """Count references to steps that are there because an operation in place may fail.
+
+    They are those of what it replaced, and of what that is made of, as far as nobody else knows it.
+    All of these have their history again when it fails.
+    """
+    behind: dict[Node, int] = {}  # what is no step, and without a value
+
+    def refer(node: Node, is_input: bool = True) -> None:
+        before = () if node.undo is None else node.undo[1:2]
+        for one in (*before, *(node.inputs if is_input else ())):
+            if one in ours:
+                ours[one] += 1
+            elif one in behind:
+                behind[one] += 1
+
+    def meet(node: Node, is_input: bool = True) -> list[Node]:
+        before = () if node.undo is None else node.undo[1:2]
+        linked = (*before, *(node.inputs if is_input else ()))
+        return [one for one in linked if one.value is None and one not in ours]
+
+    waiting = [one for node in order for one in meet(node, False)]
+    while waiting:
+        found = [one for one in dict.fromkeys(waiting) if one not in behind]
+        behind.update(dict.fromkeys(found, 0))
+        waiting = [one for node in found for one in meet(node)]
+        del found  # references are counted
+    for node in order:
+        refer(node, False)
+    listed = sorted(behind, key=_number, reverse=True)  # what refers to a node has a higher number
+    for place, count in enumerate(_counts(listed)):
+        # Besides these: the table and the list.
+        if count - _ASKED <= behind[listed[place]] + 2:
+            refer(listed[place])
 
 
 def needed_for(slots: Iterable[int], steps: Mapping[int, Step]) -> set[int]:
@@ -358,9 +396,7 @@ class ProgramDraft:
             return told
         counts = _counts(order)
         ours = dict.fromkeys(order, 0)
-        for node in order:
-            if node.undo is not None and node.undo[1] in ours:
-                ours[node.undo[1]] += 1
+        _count_behind(order, ours)
         for table in tables:
             for one in table:
                 if one in ours:

@@ -79,6 +79,7 @@ class MeshPlacer:
             while True:
                 if self._sent:
                     self.settle(MAX_SENT)
+                recorder.forget_unshown()
                 order = needed([*(n for n in recorder.pending if n.owners), *read])
                 draft = ProgramDraft(order, read, Spread)
                 only = self._mesh_of_all(draft)

@@ -143,6 +143,14 @@ class Recorder:
         pending, self.pending = self.pending, []
         return pending
 
+    def forget_unshown(self) -> None:
+        """Before what is pending is sent in several messages: drop what no tensor shows any more.
+
+        No message takes it along, and what it is made of would count as known elsewhere.
+        """
+        shown = [node for node in self.taken() if node.owners]
+        self.pending += shown
+
     # ---- when ----------------------------------------------------------------------------------
 
     def flush(self, wanted: Sequence[Node] = ()) -> None:
@@ -199,6 +207,7 @@ class Recorder:
         Returns:
             What is to be computed, inputs first, where all of it is one part; else None.
         """
+        self.forget_unshown()
         order = needed([*(n for n in self.pending if n.owners), *read])
         lives = list(self.lives.values())
         if self.puts_leaves_in_turn:

@@ -11,6 +11,7 @@ import pytest
 from meshes.conftest import broker_of
 
 import shmgpu as gt
+from shmgpu import optim
 from shmgpu.distributed import (
     CommDebugMode,
     DTensor,
@@ -22,6 +23,8 @@ from shmgpu.distributed import (
     init_device_mesh,
 )
 from shmgpu.parallel.device_mesh import mesh_of_helpers
+from shmgpu.parallel.message import MeshMessage
+from shmgpu.parallel.placer import MeshPlacer
 from shmgpu.tensors import current, functions
 
 
@@ -332,6 +335,39 @@ def test_gradients_that_were_taken_before_a_failure_is_heard_of_are_computed_aft
     assert total.item() == 98
     with pytest.raises(gt.RemoteError, match="9 is out of bounds"):
         wrong.tolist()
+
+
+@pytest.mark.parametrize("kind", ["two meshes", "a mesh and helpers"])
+def test_a_step_is_given_the_weights_that_it_changes_where_several_messages_make_it(
+    two, monkeypatch, kind
+):
+    """What no tensor shows any more, as the first loss, makes none of them somebody's."""
+    given, both = [], two.mesh(2)
+    delivered, compute = MeshMessage.delivered, MeshPlacer.compute
+
+    def seen(self, recorder):
+        given.append(len(self.donated))
+        delivered(self, recorder)
+
+    def answered(self, read, wait):
+        self.settle(0)
+        return compute(self, read, wait)
+
+    monkeypatch.setattr(MeshMessage, "delivered", seen)
+    monkeypatch.setattr(MeshPlacer, "compute", answered)
+    meshes = [mesh_of_helpers([n]) for n in range(2)] if kind == "two meshes" else [both, None]
+    trained = []
+    for mesh in meshes:
+        w = whole(4, 4) / 16
+        w = gt.tensor(w) if mesh is None else distribute_tensor(w, mesh, [Replicate()])
+        trained.append((w.requires_grad_(), optim.SGD([w], lr=0.01)))
+    for _ in range(10):
+        for w, steps in trained:
+            loss = ((w @ w) ** 2).mean()
+            steps.zero_grad()
+            loss.backward()
+            steps.step()
+    assert set(given[-6:]) == {1}
 
 
 def test_a_tensor_of_another_broker_says_so():

@@ -11,7 +11,7 @@ import pytest
 HERE = pathlib.Path(__file__).parent
 
 # Those that record, walk back, repeat a structure, give memory on; fail, and all the others.
-RECORDING = "test_templates test_recording test_residency"
+RECORDING = "test_templates test_recording test_residency test_donations"
 OTHERS = "test_grad_mode test_hooks test_optim test_failures test_deaths test_ops test_neural"
 
 WITHOUT = """

@@ -171,20 +171,72 @@ static bool is_step(const node_t *node, uint64_t mark) {
   return node->drafted == mark && node->place >= 0;
 }
 
-/* Count what refers to steps besides inputs: steps that may be undone, and each of the tables. False
- * with an exception. */
-static bool count_uses(uint64_t mark, PyObject *order, PyObject *tables) {
-  for (Py_ssize_t at = 0; at < PyList_Size(order); at++) {
-    const node_t *node = (node_t *)PyList_GetItem(order, at);
-    if (!shmi_is_node((PyObject *)node)) {
-      PyErr_SetString(PyExc_TypeError, "in_hand: lists of nodes");
-      return false;
-    }
-    if (!PyTuple_Check(node->undo)) continue;
-    node_t *before = (node_t *)PyTuple_GetItem(node->undo, 1);
-    if (before == NULL) return false;
-    if (shmi_is_node((PyObject *)before) && is_step(before, mark)) before->uses++;
+/* What an operation in place would go back to, if it failed; NULL where it is none. */
+static node_t *before_of(const node_t *node) {
+  if (!PyTuple_Check(node->undo)) return NULL;
+  PyObject *before = PyTuple_GetItem(node->undo, 1);
+  if (before == NULL) PyErr_Clear();
+  return before != NULL && shmi_is_node(before) ? (node_t *)before : NULL;
+}
+
+/* A walk over what only `undo` leads to: no step, and without a value. Each node's `at` counts those
+ * references to it that are not somebody's. */
+typedef struct {
+  nodes_t met;
+  uint64_t draft, mark;
+} behind_t;
+
+static bool meet(behind_t *walk, node_t *node) {
+  if (node == NULL || node->visited == walk->mark || shmi_is_computed(node)) return true;
+  if (is_step(node, walk->draft)) return true;
+  node->visited = walk->mark;
+  node->at = 0;
+  return shmi_push(&walk->met, node);
+}
+
+static void refer(const behind_t *walk, node_t *node) {
+  if (node == NULL) return;
+  if (is_step(node, walk->draft)) {
+    node->uses++;
+  } else if (node->visited == walk->mark) {
+    node->at++;
   }
+}
+
+/* Count what refers to steps because an operation in place may fail: what it replaced, and what that
+ * is made of, as far as nobody else knows it. All of these have their history again when it fails.
+ * Makes no object. False with MemoryError. */
+static bool count_behind(uint64_t mark, PyObject *order) {
+  behind_t walk = {.draft = mark, .mark = shmi_mark()};
+  bool is_sound = true;
+  for (Py_ssize_t at = 0; is_sound && at < PyList_Size(order); at++) {
+    is_sound = meet(&walk, before_of((node_t *)PyList_GetItem(order, at)));
+  }
+  for (size_t next = 0; is_sound && next < walk.met.count; next++) {
+    const node_t *node = walk.met.items[next];
+    is_sound = meet(&walk, before_of(node));
+    for (Py_ssize_t at = 0; is_sound && at < shmi_count(node); at++) {
+      is_sound = meet(&walk, shmi_input(node, at));
+    }
+  }
+  if (is_sound) {
+    for (Py_ssize_t at = 0; at < PyList_Size(order); at++) {
+      refer(&walk, before_of((node_t *)PyList_GetItem(order, at)));
+    }
+    shmi_sort(&walk.met); /* what refers to a node has a higher number */
+    for (size_t next = walk.met.count; next-- > 0;) {
+      const node_t *node = walk.met.items[next];
+      if (Py_REFCNT((PyObject *)node) > node->at + 1) continue; /* the walk has one, too */
+      refer(&walk, before_of(node));
+      for (Py_ssize_t at = 0; at < shmi_count(node); at++) refer(&walk, shmi_input(node, at));
+    }
+  }
+  shmi_free(&walk.met);
+  return is_sound;
+}
+
+/* Count what refers to steps from each of the tables. False with an exception. */
+static bool count_tables(uint64_t mark, PyObject *tables) {
   for (Py_ssize_t table = 0; table < PyTuple_Size(tables); table++) {
     PyObject *each = PyObject_GetIter(PyTuple_GetItem(tables, table)), *one;
     while (each != NULL && (one = PyIter_Next(each)) != NULL) {
@@ -197,6 +249,15 @@ static bool count_uses(uint64_t mark, PyObject *order, PyObject *tables) {
   return true;
 }
 
+static bool are_nodes(PyObject *list) {
+  for (Py_ssize_t at = 0; at < PyList_Size(list); at++) {
+    if (shmi_is_node(PyList_GetItem(list, at))) continue;
+    PyErr_SetString(PyExc_TypeError, "in_hand: lists of nodes");
+    return false;
+  }
+  return true;
+}
+
 static void mark_all(PyObject *nodes, uint64_t mark) {
   for (Py_ssize_t at = 0; at < PyList_Size(nodes); at++) {
     PyObject *one = PyList_GetItem(nodes, at);
@@ -205,9 +266,10 @@ static void mark_all(PyObject *nodes, uint64_t mark) {
 }
 
 /* in_hand(mark, order, kept, read, tables, ours): those in the order whose value is neither kept nor
- * read and to which something refers besides the order's own inputs, the tables and `ours` lists;
- * and what these are made of, as far as it will have no value either. Once the list is there, nothing
- * is made that the garbage collector knows, so no other walk writes its marks meanwhile. */
+ * read and to which something refers besides the order's own inputs, what may be gone back to, the
+ * tables and `ours` lists; and what these are made of, as far as it will have no value either. Once
+ * the tables are counted, nothing is made that the garbage collector knows, so no other walk writes
+ * its marks meanwhile. */
 PyObject *shmi_in_hand(PyObject *module, PyObject *given) {
   (void)module;
   unsigned long long mark;
@@ -217,8 +279,11 @@ PyObject *shmi_in_hand(PyObject *module, PyObject *given) {
                         &PyList_Type, &read, &PyTuple_Type, &tables, &ours)) {
     return NULL;
   }
-  PyObject *found = count_uses(mark, order, tables) ? PyList_New(0) : NULL;
-  if (found == NULL) return NULL;
+  PyObject *found = are_nodes(order) ? PyList_New(0) : NULL;
+  if (found == NULL || !count_tables(mark, tables) || !count_behind(mark, order)) {
+    Py_XDECREF(found);
+    return NULL;
+  }
   const uint64_t valued = shmi_mark(), needed = shmi_mark();
   mark_all(kept, valued);
   mark_all(read, valued);
