@@ -328,6 +328,7 @@ distributed/__init__                any
 
 tensors/functions                   child
 tensors/interop                     child
+tensors/once                        child
 tensors/grad_mode                   child
 tensors/autograd                    child
 tensors/message                     child

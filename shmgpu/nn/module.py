@@ -516,7 +516,8 @@ def _recast(one: Tensor, kind: dtypes.DType) -> None:
     collects = one.requires_grad
     with no_grad():
         one._become(cast(one._node, kind))
-        one._shared = one._view = None  # views of it keep the elements as they were
+        if one._shared is not None:  # views of it keep the elements as they were
+            one._shared.leave(one)
     if collects:
         one._collect()
     if one.grad is not None:

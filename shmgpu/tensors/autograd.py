@@ -19,6 +19,7 @@ from shmgpu.ops.recomputing import CHECKPOINT
 from shmgpu.ops.shaping import SLICE_BACKWARD, slice_add
 from shmgpu.ops.stretching import sum_to
 from shmgpu.ops.templates import Templates
+from shmgpu.tensors import once
 from shmgpu.tensors.grad_mode import GradContext
 
 RELEASED = (
@@ -52,9 +53,12 @@ def retained_by(node: Node, is_asked: bool = True) -> Hooks:
 
 
 def _table(node: Node) -> tuple[Hooks, Hooks]:
-    if not hasattr(node, "hooks"):
-        node.hooks = {}, {}
-    return node.hooks
+    found: tuple[Hooks, Hooks] = once.made_once(node, "hooks", _no_hooks)
+    return found
+
+
+def _no_hooks() -> tuple[Hooks, Hooks]:
+    return {}, {}
 
 
 def _is_watched(node: Node) -> bool:

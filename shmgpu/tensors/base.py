@@ -33,7 +33,7 @@ from shmgpu.ops.casting import alias, cast
 from shmgpu.ops.graph import Node, spec_of
 from shmgpu.ops.promotion import CATEGORY, bool_, is_float
 from shmgpu.ops.redistribution import redistribute
-from shmgpu.tensors import autograd, current, devices, interop
+from shmgpu.tensors import autograd, current, devices, interop, once
 from shmgpu.tensors.elements import Data, Readable, shown_elements
 from shmgpu.tensors.grad_mode import no_grad
 from shmgpu.tensors.hooks import RemovableHandle, registered
@@ -371,9 +371,8 @@ class Tensor(Readable, Operations):
         if self._node.leaf is None:
             return registered(autograd.hooks_of(self._node), call)
         autograd.watch()
-        if not hasattr(self, "_hooks"):
-            self._hooks: dict[int, Any] = {}
-        return registered(self._hooks, call)
+        hooks: dict[int, Any] = once.made_once(self, "_hooks", dict)
+        return registered(hooks, call)
 
     def detach_(self) -> Tensor:
         """No gradients flow through this tensor any more; it keeps its elements."""

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 from shmgpu.ops import casting, graph, shaping, views
 from shmgpu.ops.casting import alias
 from shmgpu.ops.graph import Node
+from shmgpu.tensors import once
 from shmgpu.tensors.grad_mode import GradContext
 
 # The class is above this file: a new tensor gets the class of an existing one.
@@ -29,6 +30,10 @@ class Shared:
 
     Nothing is shared in memory: the changed part is put back into the whole, and each view shows
     its part of that anew, when it is looked at. So a step in place costs the view's bytes.
+
+    What is shared with whom is looked at and changed by one thread at a time
+    (:data:`shmgpu.tensors.once.lock`): else two that take the first views of a tensor would share
+    with one each.
     """
 
     __slots__ = ("_lies", "_most", "_shape", "_views", "_whole")
@@ -50,11 +55,12 @@ class Shared:
 
     def leave(self, one: Tensor) -> None:
         """It shows other elements from now on; views of it keep those that they show."""
-        if one._view is None:
-            self._whole = _nobody
-        else:
-            self._views = [known for known in self._views if known() is not one]
-        one._shared = one._view = None
+        with once.lock:
+            if one._view is None:
+                self._whole = _nobody
+            else:
+                self._views = [known for known in self._views if known() is not one]
+            one._shared = one._view = None
 
     def alive(self) -> list[Tensor]:
         """Those that are still there."""
@@ -144,7 +150,8 @@ class Shared:
                     "two views share elements of a tensor that is gone, and one was changed in "
                     "place: keep the tensor itself, or clone() the view"
                 )
-        changed._shared = self._from(changed)
+        with once.lock:
+            changed._shared = self._from(changed)
         changed._replace(node)
 
 
@@ -163,13 +170,14 @@ def turn(of: T, node: Node) -> T:
     if node is of._node:
         return of
     chain = views.chain_from(of._node, node)
-    if of._shared is not None and of._view is None:
-        if of._shared.alive():
-            raise RuntimeError(
-                "a tensor changes its shape in place while there are views of it: take the other "
-                "shape as a tensor of its own, as in y = x.unsqueeze(0)"
-            )
-        of._shared = None
+    with once.lock:
+        if of._shared is not None and of._view is None:
+            if of._shared.alive():
+                raise RuntimeError(
+                    "a tensor changes its shape in place while there are views of it: take the "
+                    "other shape as a tensor of its own, as in y = x.unsqueeze(0)"
+                )
+            of._shared = None
     of._replace(node)
     if of._view is not None and chain is not None:
         of._view = (*of._view, *chain)
@@ -194,12 +202,12 @@ def view(of: T, node: Node, chain: views.Chain | None = None, always: bool = Fal
     made: T = type(of)(node)
     if chain is None:
         return made
-    shared = of._shared
-    shared = of._shared = Shared(of) if shared is None else shared.of_the_last(of)
-    if of._view is not None:
-        chain = (*of._view, *chain)
-    if not always and shared.would_copy(chain):
-        return made
-    made._shared, made._view = shared, chain
-    shared.add(made)
+    with once.lock:
+        shared = of._shared
+        shared = of._shared = Shared(of) if shared is None else shared.of_the_last(of)
+        if of._view is not None:
+            chain = (*of._view, *chain)
+        if always or not shared.would_copy(chain):
+            made._shared, made._view = shared, chain
+            shared.add(made)
     return made

@@ -144,6 +144,8 @@ def test_a_module_changes_its_element_type_and_stays_itself(pair):
     model.float()
     model.scale.fill_(3.0)
     assert before.dtype.name == "float64" and (before.data == 1).all()
+    before += 4
+    assert (before.data == 5).all() and (model.scale.data == 3).all()
     with pytest.raises(TypeError, match="not of int64"):
         model.to("int64")
     with pytest.raises(TypeError, match="none of its arguments"):
