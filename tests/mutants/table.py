@@ -1888,6 +1888,72 @@ MUTANTS = [
         "tests/broker/test_event_loops.py::"
         "test_a_loop_that_made_the_pipe_of_replies_non_blocking_does_not_end_calls",
     ),
+    # What somebody holds of a recording keeps its history, and what nobody holds is given away.
+    Mutant(
+        "recordings",
+        "csrc/python/graph/draft.c",
+        "node->visited != needed && Py_REFCNT((PyObject *)node) <= node->uses + ours",
+        "node->visited != needed && Py_REFCNT((PyObject *)node) <= node->uses + ours + 99",
+        "tests/tensors/test_grad_mode.py::"
+        "test_what_a_thread_holds_before_it_has_recorded_anything_is_there_when_it_goes_on",
+    ),
+    Mutant(
+        "recordings",
+        "csrc/python/graph/draft.c",
+        "if (is_step(one, mark) && one->visited != valued) one->visited = needed;",
+        "(void)one;",
+        "tests/tensors/test_hooks.py::test_a_hook_reads_a_gradient_while_others_are_on_their_way",
+    ),
+    Mutant(
+        "recordings",
+        "csrc/python/graph/draft.c",
+        "if (Py_REFCNT((PyObject *)node) > node->at + 1) continue;",
+        "continue;",
+        "tests/tensors/test_donations.py::"
+        "test_what_an_operation_replaced_in_place_is_nobody_s_and_there_again_if_it_fails",
+    ),
+    Mutant(
+        "recordings",
+        "shmgpu/tensors/recorder.py",
+        "shown = [node for node in self.taken() if node.owners]",
+        "shown = self.taken()",
+        "tests/tensors/test_donations.py::"
+        "test_a_loop_on_two_helpers_gives_each_step_all_that_the_next_does_not_need",
+    ),
+    Mutant(
+        "recordings",
+        "shmgpu/tensors/recorder.py",
+        "message.cleared = [(node, node.inputs) for node in order]",
+        "message.cleared = [(node, node.inputs) for node in done]",
+        "tests/tensors/test_failures.py::"
+        "test_gradients_that_were_taken_before_a_failure_is_heard_of_are_computed_after_it",
+    ),
+    Mutant(
+        "recordings",
+        "shmgpu/parallel/placer.py",
+        "message.cleared = [(node, node.inputs) for node in order]",
+        "message.cleared = [(node, node.inputs) for node in done]",
+        "tests/meshes/test_tensors.py::"
+        "test_gradients_that_were_taken_before_a_failure_is_heard_of_are_computed_after_it",
+    ),
+    Mutant(
+        "recordings",
+        "shmgpu/tensors/current.py",
+        """        found: Recorder | None = means.extra.get("recorder")
+        if found is not None:
+            return found
+        if config""",
+        "        if config",
+        "tests/tensors/test_first_tensor.py::"
+        "test_threads_that_make_the_first_at_once_have_one_recorder",
+    ),
+    Mutant(
+        "recordings",
+        "shmgpu/tensors/sharing.py",
+        "    with once.lock:\n        shared = of._shared\n",
+        "    if of is not None:\n        shared = of._shared\n",
+        "tests/tensors/test_once.py::test_the_first_views_of_a_tensor_share_its_elements",
+    ),
 ]
 
 # Protections that belong to no row of faults, by theme: their tests are called as they please.
@@ -1897,6 +1963,7 @@ THEMES: dict[str, str] = {
     "interrupted": "what an exception breaks off is tidied up",
     "core": "every call ends, whatever overtakes it, and nobody wakes for nothing",
     "sentences": "what a newcomer is told, once and at the right moment",
+    "recordings": "what somebody holds of a recording, or threads take up at once, is there",
     "gangs": "members of one call read what was posted for them, and woken; none leaves a trace",
     "trust": "what a neighbour can and cannot do (see the page on trust)",
 }
