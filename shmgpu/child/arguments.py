@@ -253,6 +253,8 @@ class Arguments:
                 address = _address_of(item) if type(item) is _ndarray else item.data_ptr()
             except ValueError:  # strided
                 address = 0
+            except RuntimeError:  # without elements of its own, as those of torch.func
+                return self._prepare_any(target, args, kwargs, options)
             if not base <= address <= end - size:
                 if size == 0:
                     address = base

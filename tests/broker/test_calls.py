@@ -453,7 +453,10 @@ def test_what_cannot_be_put_in_the_arena_is_refused_in_a_sentence(running, make)
     assert add_one(np.zeros(1)).tolist() == [1]
 
 
-def test_a_tensor_of_a_function_transform_is_refused_in_a_sentence(running):
+@pytest.mark.parametrize("calls_before", [0, 5])
+def test_a_tensor_of_a_function_transform_is_refused_in_a_sentence(running, calls_before):
+    for _ in range(calls_before):
+        echo(torch.ones(3))
     with pytest.raises(shmgpu.BadParams, match="has no elements of its own"):
         torch.func.vmap(echo)(torch.ones(2, 3))
     with pytest.raises(shmgpu.BadParams, match="has no elements of its own"):
