@@ -39,6 +39,7 @@ FINISHED = concurrent.futures._base.FINISHED
 PENDING = concurrent.futures._base.PENDING
 ENDED = object()
 TURNS = 8  # awaits whose answers are near; before one of so many, a loop has a turn
+HELD_S = 1.0  # who holds a future's lock for longer has left it so
 LOOK_S = 0.05  # between two looks of an event loop for the ends of calls that nobody awaits
 quick.know_ends(ENDED, FINISHED, PENDING)
 
@@ -55,6 +56,15 @@ class _Condition(_thread.RLock, threading.Condition):  # type: ignore[misc]
         self._waiters: deque[Any] = deque()
 
     has_told = False
+
+    def is_left_locked(self) -> bool:
+        """Whether another thread holds it, for so long that it will not let go of it."""
+        end = time.monotonic() + HELD_S
+        while not self._is_owned() and "<locked" in _thread.RLock.__repr__(self):
+            if time.monotonic() > end:
+                return True
+            time.sleep(0.0005)
+        return False
 
     def notify_all(self) -> None:
         """The future has ended."""
@@ -199,6 +209,12 @@ class CallFuture(quick.QuickFuture, concurrent.futures.Future[R]):
 
     def ended(self, call: Call, result: Any, error: BaseException | None) -> None:
         """As a handler of the port is told; what an interrupt left undone is done now."""
+        # Ctrl-C within concurrent.futures.wait() leaves locked for good what it has taken.
+        # Whoever reads replies must not wait for them: others want theirs.
+        if isinstance(self._made, _Condition) and self._made.is_left_locked():
+            late = threading.Thread(target=self._end_late, args=(call, result, error), daemon=True)
+            late.start()
+            return
         if isinstance(error, CallCancelled):
             if self._state is PENDING:
                 super().cancel()
@@ -226,6 +242,12 @@ class CallFuture(quick.QuickFuture, concurrent.futures.Future[R]):
             self._condition.notify_all()
         self._forget_ticket()
         self._invoke_callbacks()
+
+    def _end_late(self, call: Call, result: Any, error: BaseException | None) -> None:
+        """In a thread of its own: once that lock is free, if it ever is."""
+        with self._condition:
+            pass
+        self.ended(call, result, error)
 
     def _forget_ticket(self) -> None:
         """Neither keeps the other, nor its result, until they are collected as garbage."""

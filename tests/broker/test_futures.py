@@ -19,7 +19,7 @@ from crash.programs import until
 
 import shmgpu
 from shmgpu import core
-from shmgpu.child import replies, runtime
+from shmgpu.child import futures, replies, runtime
 from shmgpu.child.futures import ENDED, CallFuture, readers
 from shmgpu.child.tickets import Inbox
 from shmgpu.errors import CallCancelled
@@ -278,6 +278,22 @@ def test_a_deadline_of_a_submitted_call_is_its_exception(broker):
         behind.result(10)
     gate[0] = 1
     assert add_one(np.zeros(1)).tolist() == [1]
+
+
+def test_a_future_whose_lock_somebody_left_locked_keeps_no_other_from_its_end(broker, monkeypatch):
+    """As Ctrl-C within ``concurrent.futures.wait`` leaves those that it has taken."""
+    monkeypatch.setattr(futures, "HELD_S", 0.05)
+    gate = shmgpu.arena.zeros(1)
+    left = held.submit(gate[:], np.full(1, 7.0))
+    left._condition.acquire()
+    later = [add_one.submit(np.zeros(1)) for _ in range(3)]
+    try:
+        gate[0] = 1
+        assert len(concurrent.futures.wait(later, timeout=20).done) == 3
+        assert not left._made.has_told
+    finally:
+        left._condition.release()
+    assert left.result(20).tolist() == [7]  # it is told late
 
 
 @pytest.mark.parametrize("end", ["a result", "an error", "cancelled"])

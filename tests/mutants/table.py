@@ -706,6 +706,13 @@ MUTANTS = [
         "test_what_a_signal_handler_raises_gives_the_call_up_that_is_waited_for_in_place",
     ),
     Mutant(
+        "interrupted",
+        "shmgpu/child/futures.py",
+        "isinstance(self._made, _Condition) and self._made.is_left_locked()",
+        "False",
+        FUTURES + "test_a_future_whose_lock_somebody_left_locked_keeps_no_other_from_its_end",
+    ),
+    Mutant(
         "calls",
         "shmgpu/codec/pytree.py",
         "        _check_hashes(names)\n",
