@@ -60,7 +60,8 @@ class _Condition(_thread.RLock, threading.Condition):  # type: ignore[misc]
     def is_left_locked(self) -> bool:
         """Whether another thread holds it, for so long that it will not let go of it."""
         end = time.monotonic() + HELD_S
-        while not self._is_owned() and "<locked" in _thread.RLock.__repr__(self):
+        is_mine = self._is_owned  # type: ignore[attr-defined]
+        while not is_mine() and "<locked" in _thread.RLock.__repr__(self):
             if time.monotonic() > end:
                 return True
             time.sleep(0.0005)
