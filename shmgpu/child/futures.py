@@ -39,7 +39,7 @@ FINISHED = concurrent.futures._base.FINISHED
 PENDING = concurrent.futures._base.PENDING
 ENDED = object()
 TURNS = 8  # awaits whose answers are near; before one of so many, a loop has a turn
-HELD_S = 1.0  # who holds a future's lock for longer has left it so
+HELD_S = 0.02  # who holds a future's lock for longer may have left it so
 LOOK_S = 0.05  # between two looks of an event loop for the ends of calls that nobody awaits
 quick.know_ends(ENDED, FINISHED, PENDING)
 
@@ -58,7 +58,7 @@ class _Condition(_thread.RLock, threading.Condition):  # type: ignore[misc]
     has_told = False
 
     def is_left_locked(self) -> bool:
-        """Whether another thread holds it, for so long that it will not let go of it."""
+        """Whether another thread holds it, for so long that it may never let go of it."""
         end = time.monotonic() + HELD_S
         is_mine = self._is_owned  # type: ignore[attr-defined]
         while not is_mine() and "<locked" in _thread.RLock.__repr__(self):

@@ -69,14 +69,20 @@ static bool has_result(const quick_future_t *self) {
   return self->made == shmi_quick.ended && self->error == Py_None;
 }
 
-/* What struck stays, and nobody wants the call any more. */
+/* Nobody wants the call any more. What struck stays, unless a Ctrl-C strikes meanwhile. */
 static void give_up(quick_future_t *self) {
   PyObject *kind, *value, *trace;
   PyErr_Fetch(&kind, &value, &trace);
   PyObject *done = PyObject_CallMethodObjArgs((PyObject *)self, shmi_quick.give_up, NULL);
+  if (done != NULL || PyErr_ExceptionMatches(PyExc_Exception)) {
+    PyErr_Clear();
+    PyErr_Restore(kind, value, trace);
+  } else {
+    Py_XDECREF(kind);
+    Py_XDECREF(value);
+    Py_XDECREF(trace);
+  }
   Py_XDECREF(done);
-  PyErr_Clear();
-  PyErr_Restore(kind, value, trace);
 }
 
 /* What is awaited of a call whose result has come: nothing but that. */
