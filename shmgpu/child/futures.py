@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from shmgpu import core
 from shmgpu.child import quick
 from shmgpu.child.plans import Call
-from shmgpu.child.quick import await_in_place, go_on, new_wake, read_alone
+from shmgpu.child.quick import go_on, new_wake, read_alone
 from shmgpu.child.tickets import Ticket
 from shmgpu.common.logs import logger
 from shmgpu.errors import CallCancelled
@@ -58,7 +58,10 @@ class _Condition(_thread.RLock, threading.Condition):  # type: ignore[misc]
     has_told = False
 
     def is_left_locked(self) -> bool:
-        """Whether another thread holds it, for so long that it may never let go of it."""
+        """Whether another thread holds it, for so long that it may never let go of it.
+
+        It is looked at, not taken: an exception right after that would leave it locked here.
+        """
         end = time.monotonic() + HELD_S
         is_mine = self._is_owned  # type: ignore[attr-defined]
         while not is_mine() and "<locked" in _thread.RLock.__repr__(self):
@@ -596,7 +599,7 @@ class Started(quick.QuickStarted, Coroutine[Any, Any, R]):
         raise error
 
     def steps(self, tried: bool | None) -> Generator[Any, None, R]:
-        """Of a task that awaits it; ``tried``: as :func:`.quick.await_in_place` says."""
+        """Of a task that awaits it; ``tried``: as :meth:`await_in_place` says."""
         ticket = self._ticket
         if tried is None and self._made is None and ticket is not None and ticket.is_near:
             # The answer comes sooner than the loop would be back. Now and then others of the loop
@@ -650,20 +653,13 @@ class Started(quick.QuickStarted, Coroutine[Any, Any, R]):
         for steps in list((self._steps or {}).values()):
             steps.close()  # for good
 
-    def _try_in_place(self) -> bool | None:
-        try:
-            return await_in_place(self)
-        except BaseException:  # of a signal handler
-            self.give_up()
-            raise
-
     def _drive(self, go_on: Callable[[Generator[Any, None, R]], Any]) -> Any:
         if self._steps is None:
             self._steps = {}
         task, driven = _current_task(), self._steps
         steps = driven.get(task)
         if steps is None:
-            steps = driven[task] = self.steps(self._try_in_place())
+            steps = driven[task] = self.steps(self.await_in_place())
         try:
             return go_on(steps)
         except BaseException:  # its end is one, too

@@ -102,7 +102,14 @@ class QuickStarted(QuickFuture):
 
     def __await__(self) -> Any:
         """The steps of whoever awaits it."""
-        return self.steps(None)
+        return self.steps(self.await_in_place())
+
+    def await_in_place(self) -> bool | None:
+        """Where its loop has nothing else to do, whether it has ended before there was; else None.
+
+        What strikes meanwhile, such as a signal handler's exception, gives it up.
+        """
+        return None
 
     def steps(self, tried: bool | None) -> Any:
         """See :meth:`shmgpu.child.futures.Started.steps`."""
@@ -154,11 +161,6 @@ def go_on(wake: Any) -> None:
         wake.set_result(None)
 
 
-def await_in_place(started: Any) -> bool | None:
-    """Where its loop has nothing else to do, whether it has ended before there was; else None."""
-    return None
-
-
 def read_alone(waiting: set[Any], glance_ns: int) -> bool:
     """Whether one call alone waits in the loop, has ended, and whoever awaits it has gone on."""
     return False
@@ -181,7 +183,6 @@ if not TYPE_CHECKING:
         start, result = native.start, native.result
         start_awaited, new_wake = native.start_awaited, native.QuickWake
         go_on, read_alone = native.QuickWake.go_on, native.read_alone
-        await_in_place = native.await_in_place
 
 
 def _reads_arrays() -> bool:

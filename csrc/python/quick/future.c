@@ -118,14 +118,24 @@ static void outcome_dealloc(quick_outcome_t *self) {
   shmi_free_object((PyObject *)self);
 }
 
-/* To an await: the result, where it has come in place of the loop; else the steps of Python. */
-static PyObject *awaited(quick_future_t *self) {
-  PyObject *tried = shmi_await_in_place(NULL, (PyObject *)self), *steps = NULL;
+/* await_in_place(): as shmi_await_in_place; what strikes meanwhile gives the call up. */
+static PyObject *await_in_place(quick_future_t *self, PyObject *nothing) {
+  (void)nothing;
+  PyObject *tried = shmi_await_in_place(self);
   /* A signal broke the wait off: what its handler raises is to be raised here, and not by the steps. */
   if (tried == Py_False && PyErr_CheckSignals() < 0) Py_CLEAR(tried);
   if (tried == NULL) give_up(self);
-  else if (tried == Py_True && has_result(self)) steps = outcome_of(self->result);
-  else steps = PyObject_CallMethodObjArgs((PyObject *)self, shmi_quick.steps, tried, NULL);
+  return tried;
+}
+
+/* To an await: the result, where it has come in place of the loop; else the steps of Python. */
+static PyObject *awaited(quick_future_t *self) {
+  PyObject *tried = await_in_place(self, NULL), *steps = NULL;
+  if (tried == Py_True && has_result(self)) {
+    steps = outcome_of(self->result);
+  } else if (tried != NULL) {
+    steps = PyObject_CallMethodObjArgs((PyObject *)self, shmi_quick.steps, tried, NULL);
+  }
   Py_XDECREF(tried);
   return steps;
 }
@@ -168,8 +178,14 @@ static PyType_Spec spec = {
     .slots = slots,
 };
 
+static PyMethodDef awaited_methods[] = {
+    {"await_in_place", (PyCFunction)await_in_place, METH_NOARGS, "Waits where the loop idles."},
+    {0},
+};
+
 static PyType_Slot awaited_slots[] = {
     {Py_am_await, awaited},
+    {Py_tp_methods, awaited_methods},
     {Py_tp_dealloc, future_dealloc},
     {Py_tp_traverse, future_traverse},
     {Py_tp_clear, future_clear},

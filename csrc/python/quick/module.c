@@ -58,7 +58,6 @@ static PyMethodDef functions[] = {
      "The same, for the running event loop."},
     {"result", shmi_future_result, METH_O, "Of a future, once its call has ended as expected."},
     {"await_end", shmi_await_end, METH_VARARGS, "Waits for its end."},
-    {"await_in_place", shmi_await_in_place, METH_O, "Waits for its end where the loop idles."},
     {"read_alone", shmi_read_alone, METH_VARARGS, "Has whoever awaits the only call go on."},
     {"settle", shmi_settle, METH_VARARGS, "Reads its reply, where it ended as expected."},
     {"know_ticket", shmi_know_ticket, METH_VARARGS, "Python's tickets."},

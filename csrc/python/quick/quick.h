@@ -257,7 +257,9 @@ PyObject *shmi_submit(PyObject *module, PyObject *given);
 PyObject *shmi_start(PyObject *module, PyObject *const *given, Py_ssize_t count);
 PyObject *shmi_start_awaited(PyObject *module, PyObject *const *given, Py_ssize_t count);
 PyObject *shmi_await_end(PyObject *module, PyObject *given);
-PyObject *shmi_await_in_place(PyObject *module, PyObject *future);
+/* Where its loop has nothing else to do, whether its call has ended before there was something; None
+ * where it has, or such waits were in vain lately; NULL where something struck. */
+PyObject *shmi_await_in_place(quick_future_t *future);
 PyObject *shmi_read_alone(PyObject *module, PyObject *given);
 PyObject *shmi_future_result(PyObject *module, PyObject *future);
 PyObject *shmi_settle(PyObject *module, PyObject *given);

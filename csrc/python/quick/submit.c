@@ -381,15 +381,13 @@ PyObject *shmi_future_result(PyObject *module, PyObject *future) {
   return result;
 }
 
-/* await_in_place(future): where its loop has nothing else to do, whether its call has ended before
- * there was something; None where it has, or such waits were in vain lately. Waiting here costs what
- * any call costs, and by way of the loop twice that. */
-PyObject *shmi_await_in_place(PyObject *module, PyObject *one) {
+/* Waiting here costs what any call costs, and by way of the loop twice that. */
+PyObject *shmi_await_in_place(quick_future_t *future) {
   static unsigned in_vain, pauses;
-  (void)module;
   quick_port_t *port = shmi_quick.port;
-  quick_future_t *future = (quick_future_t *)one;
-  if (port == NULL || !shmi_is_unmade(one) || !is_ready_made(future->ticket)) Py_RETURN_NONE;
+  if (port == NULL || !shmi_is_unmade((PyObject *)future) || !is_ready_made(future->ticket)) {
+    Py_RETURN_NONE;
+  }
   if (future->woken != Py_None) Py_RETURN_NONE; /* another task awaits it */
   if (pauses > 0) {
     pauses--;
