@@ -181,9 +181,9 @@ def test_what_leaves_the_queue_unrun_is_cancelled_or_expired(one_helper):
     running = naps.submit(0.6)
     settled(in_flight=1)
     given_up = [naps.submit(0.0) for _ in range(8)]
+    before = shmgpu.stats()
     late = naps.options(timeout=0.05).submit(0.0)
     settled(submitted=10)
-    before = shmgpu.stats()
     assert all(one.cancel() for one in given_up[4:])
     with pytest.raises(shmgpu.CallTimeout):
         late.result(20)

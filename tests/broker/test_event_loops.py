@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import shmgpu
-from shmgpu.child import futures, quick, runtime
+from shmgpu.child import futures, quick, replies, runtime
 from shmgpu.child.futures import ENDED, readers
 
 
@@ -753,6 +753,7 @@ def test_a_loop_that_is_closed_with_calls_in_flight_is_forgotten(x, asks):
 
 def test_what_a_signal_handler_raises_costs_no_other_thread_its_answer(x, monkeypatch, caplog):
     # Such as the TimeoutError of a program that limits the time of something by SIGALRM.
+    monkeypatch.setattr(replies, "REST_S", 30.0)  # nor does the reader end it
     gate, told, ends = shmgpu.arena.zeros(1), [], futures.CallFuture.ended
 
     def raises(*signal):

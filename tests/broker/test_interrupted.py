@@ -60,6 +60,13 @@ def sleeps(helper, x):
     return x
 
 
+@shmgpu.function(arrays="numpy")
+def held(helper, gate):
+    """It takes until its caller opens the gate."""
+    wait_until(lambda: gate[0], "the gate stays shut")
+    return "opened"
+
+
 def interrupt(number, frame):
     raise KeyboardInterrupt
 
@@ -272,8 +279,8 @@ def test_f30_an_exception_from_a_signal_handler_costs_no_other_call_anything(
 ):
     operation(others)
     others.check()
-    points = interrupts.at_every_point(lambda: operation(others), others.check)
-    assert points > (FEW if operation is resumed else 5)
+    least = FEW if operation is resumed else 5
+    interrupted_at(least, interrupts, lambda: operation(others), others.check)
 
 
 @pytest.mark.parametrize("operation", [awaited, reawaited], ids=lambda made: made.__name__)
@@ -342,6 +349,20 @@ def test_an_exception_beyond_the_window_costs_no_other_call_anything(interrupts,
     assert interrupts.at_every_point(lambda: submitted_beyond_the_window(others), others.check) > 5
 
 
+def interrupted_at(least, interrupts, operation, *how, **more):
+    """Interrupt it at every point, of which there are more than so many.
+
+    A wait that a signal is to break off may have ended before that on a busy machine, and what is
+    made in C has no points then: it is tried again.
+    """
+    points = 0
+    for _ in range(10):
+        points = interrupts.at_every_point(operation, *how, **more)
+        if points > least:
+            return
+    raise AssertionError(f"only {points} points")
+
+
 def call_at_every_point(interrupts, others, operation, way):
     def act():
         if way == "submits":
@@ -353,8 +374,8 @@ def call_at_every_point(interrupts, others, operation, way):
             way(others)
 
     operation(others)
-    points = interrupts.at_every_point(lambda: operation(others), others.check, act)
-    assert points > (FEW if operation is resumed else 5)
+    least = FEW if operation is resumed else 5
+    interrupted_at(least, interrupts, lambda: operation(others), others.check, act)
 
 
 def test_a_call_that_was_late_once_is_given_up_like_any_other():
@@ -385,13 +406,15 @@ def test_an_interrupted_call_leaves_the_queue():
         return shmgpu.stats()["broker"]
 
     with shmgpu.init(helpers=1, devices="cpu", arena="1MiB"):
-        running = sleeps.submit(np.array([0.3]))
+        gate = shmgpu.arena.zeros(1)
+        running = held.submit(gate[:])
         wait_until(lambda: broker()["in_flight"] == 1, "the helper has not got its call")
         with pytest.raises(KeyboardInterrupt), signal_after(0.02, interrupt):
             add_one(np.ones(1))
         wait_until(lambda: broker()["cancelled"] == 1, "it still waits")
         assert not running.done()
-        assert running.result().tolist() == [0.3]
+        gate[0] = 1
+        assert running.result() == "opened"
 
 
 def test_a_signal_handler_that_would_wait_for_the_call_it_interrupts_is_told_so(handler):
@@ -408,9 +431,13 @@ def test_a_signal_handler_that_would_wait_for_the_call_it_interrupts_is_told_so(
         others = Others()
         points = handler.at_every_point(lambda: always_grown(others), others.check, act, PACKAGE)
         seen = len(told)
-        threading.Timer(0.02, handler.interrupt, (act,)).start()
-        assert large_and_late(np.zeros(3, np.uint8))[-1] == 3
-        others.check()
+        for _ in range(20):
+            threading.Timer(0.02, handler.interrupt, (act,)).start()
+            assert large_and_late(np.zeros(3, np.uint8))[-1] == 3
+            others.check()
+            if len(told) > seen:
+                break
+            # It came before the call, or after it, as it may on a busy machine.
         vars(others).clear()
         gc.collect()
     assert points > 5

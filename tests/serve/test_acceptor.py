@@ -131,7 +131,7 @@ def test_a_worker_that_sleeps_keeps_nobody_waiting_and_gets_its_share_when_it_wa
         with servers.stopped(second):
             open_ones.enter_context(held(place, 40))
             assert place.until_there_are(40) == [40, 0], (first, second)
-        for _ in range(60):
+        for _ in range(300):  # on a busy machine it wakes late, and the other goes on meanwhile
             open_ones.enter_context(held(place, 1))
             found = place.numbers()
             if max(found) <= MOST * sum(found):
@@ -141,8 +141,11 @@ def test_a_worker_that_sleeps_keeps_nobody_waiting_and_gets_its_share_when_it_wa
 
 def test_what_a_killed_worker_had_is_forgotten(tmp_path):
     with served("tcp", tmp_path) as place, contextlib.ExitStack() as open_ones:
-        open_ones.enter_context(held(place, 20))
-        before = place.until_there_are(20)
+        for times in range(1, 9):
+            open_ones.enter_context(held(place, 20))
+            before = place.until_there_are(times * 20)
+            if min(before) > 0:
+                break
         assert min(before) > 0, "nothing would be forgotten"
         victim = place.server.children()[-1]
         os.kill(victim, signal.SIGKILL)

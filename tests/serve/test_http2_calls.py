@@ -191,7 +191,7 @@ def test_answers_for_which_there_is_no_room_wait_and_go_in_order():
 
 def test_an_answer_that_waits_is_given_up_with_its_call():
     async def scenario():
-        side, answers = await beside_answers_that_wait(grpc_timeout="50m")
+        side, answers = await beside_answers_that_wait(grpc_timeout="500m")
         side.connection.pause_writing()  # the client takes not even the trailers
         while answers.waiting > 200:
             await asyncio.sleep(0.001)
@@ -288,6 +288,7 @@ def test_messages_that_wait_for_room_are_bounded():
 
     async def scenario():
         calls = Calls(never)
+        calls.memory.seconds = 0.5  # it has its answers sooner, be the machine busy
         side = Side(calls)
         for stream in range(1, 9, 2):
             side.feed(h2.call(stream, bytes(700)))
