@@ -175,6 +175,11 @@ rough: $(VENV)/.stamp-dev $(CORE) faults ## the tests in random order, on one co
 	@$(call step,one-core,tests/under one-core $(call pytest_within,1500) $(call rough,2))
 	@$(call step,busy-machine,tests/under busy-machine $(call pytest_within,1500) $(side_by_side) $(call rough,3))
 
+.PHONY: stolen-time
+stolen-time: $(VENV)/.stamp-dev $(CORE) faults ## the tests while each core is taken away for random moments, half of the time (SEED=7)
+	@SEED=$(sample_seed) tests/under stolen-time $(call pytest_within,3000) --timeout=360 \
+	  $(or $(T),$(side_by_side) -m "not slow" $(call sampled,12))
+
 mutants: $(VENV)/.stamp-dev $(CORE) ## switch off each protection: its test must fail (T='F01 F36'; SAMPLE=100 SEED=7: random changes)
 	@$(PY) $(if $(SAMPLE),tests/mutants/sample.py --sample $(SAMPLE) $(if $(SEED),--seed $(SEED)) $(T),tests/mutants $(T))
 
