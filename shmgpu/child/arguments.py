@@ -357,11 +357,7 @@ class Arguments:
         if self.arena.set_aside > self._may_keep // 4:
             self._trim()
         flat = flatten((args, kwargs), arrays.is_array, target.pickle)
-        if len(flat.arrays) > layout.MAX_ARRAYS:
-            raise BadParams(
-                f"a call can carry {layout.MAX_ARRAYS} arrays, not {len(flat.arrays)}: "
-                "stack some of them"
-            )
+        layout.check_count(len(flat.arrays))
         sources = [ArraySource(leaf) for leaf in flat.arrays]
         as_torch = any(source.is_torch for source in sources)
         made = next((source.result for source in sources if source.result is not None), None)

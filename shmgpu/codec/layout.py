@@ -53,6 +53,12 @@ HAS_HINT = 1  # the result's layout is given
 DECLARED = 2  # ... by the user: the function gets those arrays as helper.out
 
 
+def check_count(count: int) -> None:
+    """Refuse more arrays than a call or a result may have."""
+    if count > MAX_ARRAYS:
+        raise BadParams(f"a call can carry {MAX_ARRAYS} arrays, not {count}: stack some of them")
+
+
 class TreeLayout:
     """A tree's structure and the specs of its arrays, with where each array lies.
 
@@ -67,6 +73,7 @@ class TreeLayout:
     __slots__ = ("encoded", "nbytes", "offsets", "specs", "tree")
 
     def __init__(self, structure: bytes, specs: Sequence[ArraySpec]) -> None:
+        check_count(len(specs))
         self.tree = TreeDef(structure)
         self.specs = tuple(specs)
         if self.tree.array_count != len(self.specs):
@@ -92,8 +99,7 @@ class TreeLayout:
         """The layout at the cursor, or BadParams."""
         structure = reader.take(reader.u32())
         count = int.from_bytes(reader.take(2), "little")
-        if count > MAX_ARRAYS:
-            raise BadParams(f"a call can carry {MAX_ARRAYS} arrays: stack some of them")
+        check_count(count)
         return cls(structure, [ArraySpec.read(reader) for _ in range(count)])
 
     def __eq__(self, other: object) -> bool:

@@ -430,6 +430,23 @@ def test_objects_are_refused_unless_pickle_was_asked_for(running):
         with_pickle(lambda: 0)
 
 
+@shmgpu.function(arrays="numpy")
+def lengthened(helper, arrays, more):
+    return [*arrays, *([np.ones(1)] * more)]
+
+
+def test_a_call_and_its_result_have_a_bounded_number_of_arrays(running):
+    most, sentence = [np.zeros(1)] * 4096, "a call can carry 4096 arrays, not 4097: stack some"
+    for _ in range(2):  # such a call comes again
+        assert len(lengthened(most, 0)) == 4096
+        with pytest.raises(shmgpu.BadParams, match=sentence):
+            lengthened([*most, np.ones(1)], 0)
+        with pytest.raises(shmgpu.RemoteError, match=sentence):
+            lengthened(most, 1)
+    with pytest.raises(shmgpu.BadParams, match=sentence):
+        lengthened.options(out=[np.zeros(1)] * 4097)(most, 1)
+
+
 @pytest.mark.table
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize(

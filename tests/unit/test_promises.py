@@ -105,8 +105,12 @@ Bind the call to another helper, or to none
   tests/broker/test_placement.py::test_a_call_goes_to_the_helper_that_it_is_bound_to
   tests/broker/test_placement.py::test_a_call_without_options_has_nothing_of_the_one_before_it
 
-`BrokerDied` | the parent is gone | end; launch again.
+`BrokerDied` | the parent is gone.
   tests/crash/test_orphans.py::test_f03_the_caller_of_an_init_lives_on_and_every_way_to_call_is_broker_died
+
+Children that it forked are killed with it, mostly before they could see this: no `finally` of theirs
+is sure to run | end; launch again.
+  tests/crash/test_orphans.py::test_f03_when_the_parent_of_a_launch_is_killed_every_role_is_gone_within_two_seconds
 
 After `connect()`: call `connect()` again (a program that joined with its first call just calls again)
   tests/attach/test_restart.py::test_who_had_joined_hears_what_to_do_and_does_it
@@ -126,8 +130,10 @@ drop arrays, or enlarge the arena as the error says: `arena=`, `SHMGPU_ARENA`, `
 `out=`, or raise `SHMGPU_PARKED`
   tests/broker/test_output_buffers.py::test_a_result_larger_than_a_helper_keeps_is_refused_and_can_be_had_otherwise
 
-`BadParams` | an argument or result cannot be carried; the sentence says which | pass arrays and plain
-values, or `pickle=True`
+`BadParams` | an argument or result cannot be carried, or there are more than 4,096 arrays in it;
+  tests/broker/test_calls.py::test_a_call_and_its_result_have_a_bounded_number_of_arrays
+
+the sentence says which | pass arrays and plain values, or `pickle=True`
   tests/broker/test_calls.py::test_what_cannot_be_put_in_the_arena_is_refused_in_a_sentence
   tests/broker/test_calls.py::test_objects_are_refused_unless_pickle_was_asked_for
 
