@@ -17,7 +17,7 @@ from shmgpu.nn import functional as F
 
 WIDTH, HEADS, LAYERS, PLACES, BATCH, DROPOUT = 64, 4, 2, 64, 16, 0.1
 STEPS, WARM, ALL = 40, 20, 400  # those tried; up to the greatest rate, and down to its tenth
-MODULES = ("argparse", "ast", "functools", "inspect", "pathlib", "textwrap", "typing")
+MODULES = ("argparse", "ast", "functools", "inspect", "shutil", "textwrap", "typing")
 FOLDER = pathlib.Path(sysconfig.get_paths()["stdlib"])
 TEXT = "".join((FOLDER / f"{name}.py").read_text(encoding="utf-8") for name in MODULES)
 CHARACTERS, NUMBERS = np.unique(list(TEXT), return_inverse=True)
