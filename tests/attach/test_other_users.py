@@ -63,18 +63,15 @@ def test_another_user_is_refused(open_folder):
 @pytest.mark.parametrize("how", ["primary", "supplementary", "one of many", "another"])
 def test_a_member_is_let_in_whether_the_group_is_its_first_or_one_of_its_others(open_folder, how):
     path = open_folder / "b.sock"
-    first, *others = {
+    first, *groups = {
         "primary": [str(GROUP)],
         "supplementary": ["65534", "4711", str(GROUP)],
         "one of many": ["65534", *map(str, range(20_000, 20_999)), str(GROUP)],
         "another": ["65534", "4711"],
     }[how]
-    rest = ["--groups", ",".join(others)] if others else ["--clear-groups"]
     with brokers.up(path, helpers=1, group=GROUP):
         path.chmod(0o666)  # so that it is the broker that looks
-        out = said(
-            CALL.format(str(path)), before=("setpriv", "--reuid", "65534", "--regid", first, *rest)
-        )
+        out = said(CALL.format(str(path)), before=as_nobody(*groups, first=first))
         assert (out == "[1.0]") is (how != "another"), out
 
 
