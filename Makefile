@@ -367,13 +367,15 @@ dist: $(VENV)/.stamp-dist ## sdist and abi3 wheel; the test suite and the demo f
 	  cd "$$place" && "$$place/venv/bin/shmgpu" demo
 
 PYTHONS ?= python3.10 python3.11 python3.12 python3.13 python3.14
-abi: ## that wheel under every CPython found here, without torch (PYTHONS='python3.10 ...')
+abi: ## whether every CPython found here has what is pinned, and runs that wheel, without torch (PYTHONS='python3.10 ...')
 	@wheel=$$(ls dist/*.whl 2>/dev/null) || { echo "There is no wheel yet: make dist."; exit 1; }; \
 	place=$$(mktemp -d) && trap 'rm -rf "$$place"' EXIT; \
 	for python in $(PYTHONS); do \
 	  "$$python" -c '' 2>/dev/null || { echo "  $$python: not on this machine"; continue; }; \
 	  "$$python" -m venv --clear "$$place/venv"; \
-	  "$$place/venv/bin/python" -m pip install -q 'numpy>=1.24' 'cffi>=1.16' 'posix_ipc>=1.1'; \
+	  grep -v '^torch==' constraints.txt >"$$place/pinned"; \
+	  "$$place/venv/bin/python" -m pip install -q --dry-run --no-deps -r "$$place/pinned" || exit 1; \
+	  "$$place/venv/bin/python" -m pip install -q -c constraints.txt numpy cffi posix_ipc; \
 	  "$$place/venv/bin/python" -m pip install -q --no-deps "$$wheel"; \
 	  (cd "$$place" && "$$place/venv/bin/python" "$(CURDIR)/tests/abi.py"); \
 	done
