@@ -3,6 +3,7 @@
  * run: the interpreter then calls it wherever it looks for signals at all. See interrupts.py. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <frameobject.h> /* before 3.11 PyFrame_Check is there */
 
 static struct {
   int signum;

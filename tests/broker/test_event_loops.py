@@ -304,7 +304,8 @@ def test_ctrl_c_ends_a_wait_in_place(tried):
 
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(main())
-    assert tried in BROKEN_OFF
+    # Before 3.11 the handler of SIGINT is not asyncio's, and raises within the wait.
+    assert tried in (BROKEN_OFF if sys.version_info >= (3, 11) else ([],))
     assert add_one(shmgpu.arena.zeros(4)).tolist() == [1] * 4
 
 

@@ -12,6 +12,7 @@ import concurrent.futures
 import contextlib
 import gc
 import signal
+import sys
 import threading
 import time
 
@@ -317,10 +318,14 @@ def test_f24_a_signal_handler_may_call_at_any_moment(interrupts, others, operati
     call_at_every_point(interrupts, others, operation, way)
 
 
+# CPython 3.10 looks for signals after nearly every instruction: between those of one step, too.
+not_in_3_10 = pytest.mark.skipif(sys.version_info < (3, 11), reason="Known, see the changelog")
+
+
 @pytest.mark.parametrize("gap", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 4))])
 @pytest.mark.parametrize(
     "operation",
-    [called, submitted, submitted_to_nobody],
+    [called, *(pytest.param(one, marks=not_in_3_10) for one in (submitted, submitted_to_nobody))],
     ids=lambda operation: operation.__name__,
 )
 def test_an_exception_may_break_off_what_the_last_one_left_to_be_done(

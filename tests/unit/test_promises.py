@@ -356,7 +356,7 @@ a driver hangs. shmgpu treats this as normal.
 shmgpu needs sealed memory files, process descriptors, `epoll` and futexes, which no other system
 has. 5.10 is the oldest kernel that it supports;
 
-Tested so far: x86-64 on Linux 6.18; the whole suite under CPython 3.11; the wheel under 3.10, 3.11,
+Tested so far: x86-64 on Linux 6.18; the whole suite and the wheel under CPython 3.10, 3.11,
 3.12 and 3.13. 3.14 and aarch64 are expected to work, but are not tested yet.
 
 **It forks.**
