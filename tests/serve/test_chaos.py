@@ -119,7 +119,7 @@ async def misbehave(server, chance):
             else:
                 writer.write(data)
             if chance.random() < 0.6:
-                with contextlib.suppress(TimeoutError):
+                with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(reader.read(65536), 0.2)
         if chance.random() < 0.3:  # gone without a word
             gone = writer.get_extra_info("socket")
