@@ -215,7 +215,7 @@ check: $(VENV)/.stamp-dev $(CORE) faults ## lint, types, layering, the slow test
 	@$(call step,types,$(PY) -m mypy)
 	@$(call step,layering-and-binding,$(PY) -m pytest -q tests/unit/test_layering.py tests/unit/test_packaging.py)
 	@$(MAKE) audit T=code
-	@$(call step,slow-tests,$(call pytest_within,1500) $(side_by_side) --cold -m slow)
+	@$(call step,slow-tests,$(call pytest_within,1500) $(side_by_side) --cold --timeout=360 -m slow)
 	@$(call step,operations,$(call pytest_within,1200) $(side_by_side) -m "operations or table" tests)
 	@$(MAKE) rough
 	@$(MAKE) ctest

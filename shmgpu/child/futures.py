@@ -598,6 +598,10 @@ class Started(quick.QuickStarted, Coroutine[Any, Any, R]):
             raise asyncio.CancelledError
         raise error
 
+    if TYPE_CHECKING:
+
+        def __await__(self) -> Generator[Any, None, R]: ...
+
     def steps(self, tried: bool | None) -> Generator[Any, None, R]:
         """Of a task that awaits it; ``tried``: as :meth:`await_in_place` says."""
         ticket = self._ticket
