@@ -8,9 +8,12 @@ package's own functions are never carried, because every broker has them. Never 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
+import io
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import typing
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
@@ -38,14 +41,12 @@ def pack(
     Raises:
         ConfigError: what is asked for cannot be carried.
     """
-    import cloudpickle
-
     targets = [] if only_session else function_table.of_users()
     asked = [one for v in session.values() for one in (v.values() if _is_table(v) else [v])]
     told = dict(session)
     with _by_value(_found_here_only([*targets, *asked]) | set(unfindable)):
         try:
-            return bytes(cloudpickle.dumps({"functions": targets, "settings": told}))
+            return _dumps({"functions": targets, "settings": told})
         except Exception:
             pass  # which of them it is comes out one by one
         carried = []
@@ -56,7 +57,7 @@ def pack(
             else:
                 carried.append(target)
         try:
-            return bytes(cloudpickle.dumps({"functions": carried, "settings": told}))
+            return _dumps({"functions": carried, "settings": told})
         except Exception as error:
             raise ConfigError(
                 "a broker has to be started as a process of its own, and the session cannot be "
@@ -80,11 +81,9 @@ def body_of(target: function_table.DeclaredFunction) -> bytes:
     Raises:
         BadFunction: it cannot be carried.
     """
-    import cloudpickle
-
     with _by_value(_found_here_only([target])):
         try:
-            return bytes(cloudpickle.dumps(target.body))
+            return _dumps(target.body)
         except Exception:
             raise BadFunction(_why_not(target)) from None
 
@@ -115,13 +114,62 @@ def _why_not(target: function_table.DeclaredFunction) -> str:
 
 
 def _refusal_of(value: Any) -> Exception | None:
-    import cloudpickle
-
     try:
-        cloudpickle.dumps(value)
+        _dumps(value)
     except Exception as error:
         return error
     return None
+
+
+def _dumps(value: Any) -> bytes:
+    """By value what the broker's interpreter does not find, or raise what pickle does."""
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        """Also of what pickle and cloudpickle know by name alone, though it stands in a script."""
+
+        def reducer_override(self, one: Any) -> Any:
+            parts = NAMED_ONLY.get(type(one))
+            if parts is not None and not _is_found(one):
+                return parts(one)
+            return super().reducer_override(one)
+
+    with io.BytesIO() as file:
+        Pickler(file).dump(value)
+        return file.getvalue()
+
+
+def _is_found(value: Any) -> bool:
+    """Whether another process finds it by its module's name and its own."""
+    module = getattr(value, "__module__", None)
+    if module is None or module in (function_table.unfindable or MAIN):
+        return False
+    found: Any = sys.modules.get(module)
+    for part in (getattr(value, "__qualname__", None) or value.__name__).split("."):
+        found = getattr(found, part, None)
+    return found is value
+
+
+def _cached(function: Any, settings: Mapping[str, Any]) -> Any:
+    return functools.lru_cache(**settings)(function)
+
+
+def _alias(name: str, value: Any, parameters: tuple[Any, ...]) -> Any:
+    return typing.TypeAliasType(name, value, type_params=parameters)  # type: ignore[attr-defined]
+
+
+# How each of these is made again.
+NAMED_ONLY: dict[type, Callable[[Any], tuple[Any, ...]]] = {
+    functools._lru_cache_wrapper: lambda one: (_cached, (one.__wrapped__, one.cache_parameters())),
+    typing.NewType: lambda one: (typing.NewType, (one.__name__, one.__supertype__)),
+    typing.ParamSpec: lambda one: (typing.ParamSpec, (one.__name__,)),
+}
+if sys.version_info >= (3, 11):
+    NAMED_ONLY[typing.TypeVarTuple] = lambda one: (typing.TypeVarTuple, (one.__name__,))
+if sys.version_info >= (3, 12):
+    NAMED_ONLY[typing.TypeAliasType] = lambda one: (
+        (_alias, (one.__name__, one.__value__, one.__type_params__))
+    )
 
 
 def _is_table(value: Any) -> bool:

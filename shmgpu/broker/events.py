@@ -62,7 +62,7 @@ class MemoryKills:
 
     def _count(self) -> int:
         try:
-            text = pathlib.Path(VMSTAT).read_text()
+            text = pathlib.Path(VMSTAT).read_text(encoding="ascii")
         except OSError:
             return 0
         return next(

@@ -15,7 +15,10 @@ MAIN = {"__main__", "__mp_main__"}  # the program itself; as multiprocessing run
 
 def is_interactive() -> bool:
     """Whether somebody types the program as it runs: a prompt, a notebook, ``python -i``."""
-    return bool(sys.flags.interactive) or hasattr(sys, "ps1")
+    if sys.flags.interactive or hasattr(sys, "ps1"):
+        return True
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return spec is not None and spec.name == "asyncio.__main__"  # which sets no ps1 from 3.13 on
 
 
 def module_of(thing: Any) -> str:

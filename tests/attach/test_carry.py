@@ -6,8 +6,10 @@ user's program does.
 
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
+import pickle
 import textwrap
 import zipfile
 
@@ -125,6 +127,54 @@ def test_a_module_in_an_archive_is_served(place):
         "import sys\nsys.path.insert(0, 'modules.zip')\nfrom models import *\n" + CALLS
     )
     assert says(place, "program.py") == "[3.0, 3.0]\n"
+
+
+NAMED_ONLY = """
+import functools, sys, typing
+import shmgpu
+
+Number = typing.NewType("Number", int)
+P = typing.ParamSpec("P")
+Alias = Pack = int
+if sys.version_info >= (3, 11):
+    Pack = typing.TypeVarTuple("Pack")
+if sys.version_info >= (3, 12):
+    exec("type Alias = int")
+
+@functools.cache
+def fib(n):
+    return n if n < 2 else fib(n - 1) + fib(n - 2)
+
+class Rows:
+    @functools.lru_cache(maxsize=7)
+    def more(self, n):
+        return n + 1
+
+@shmgpu.function(arrays="numpy")
+def numbers(helper, n: Number, one: P = None, two: Pack = None, three: Alias = None) -> Alias:
+    rows = Rows()
+    return [fib(n), fib.cache_info().misses, rows.more(n), Rows.more.cache_parameters()["maxsize"]]
+
+@shmgpu.function(arrays="numpy")
+def other(helper, x):
+    return x
+
+print(numbers(30), other(2))
+"""
+
+
+def test_what_pickle_knows_by_name_alone_goes_by_value_from_a_script(place):
+    """Caches of functions, and types that annotations name."""
+    (place.directory / "program.py").write_text(NAMED_ONLY)
+    assert says(place, "program.py") == "[832040, 31, 31, 7] 2\n"
+
+
+def test_what_another_process_finds_by_its_name_goes_by_that():
+    cached = functools.lru_cache(len)
+    cached.__module__, cached.__qualname__ = __name__, "FOUND"
+    globals()["FOUND"] = cached
+    for one in (carry.obstacle, cached):
+        assert pickle.loads(carry._dumps(one)) is one
 
 
 @pytest.mark.parametrize("how", ["-m project", "-m project.run", "project", "link.py"])

@@ -18,6 +18,8 @@ from shmgpu.common import module_names
         (0, {"ps1": ">>> "}, {"__file__": "a.py"}, True),
         (0, {}, {}, True),  # a notebook
         (1, {"ps1": ">>> "}, {}, True),
+        (0, {}, {"__file__": "a.py", "__spec__": SimpleNamespace(name="project.__main__")}, False),
+        (0, {}, {"__file__": "a.py", "__spec__": SimpleNamespace(name="asyncio.__main__")}, True),
     ],
 )
 def test_a_prompt_is_one_by_its_flag_or_its_sign_or_for_want_of_a_file(
