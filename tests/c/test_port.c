@@ -1,9 +1,15 @@
 /* A child's end: threads, deadlines, cancelling, growing results, and what comes late. */
 #include "broker.h"
 
+#include <dirent.h>
 #include <pthread.h>
 #include <sched.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/time.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/descriptor.h"
@@ -1400,7 +1406,33 @@ static int end_of(pthread_t thread) {
   pthread_join(thread, &result);
   return (int)(intptr_t)result;
 }
-static void until_they_sleep(void) { harness_sleep_ms(20); }
+static bool all_others_sleep(void) {
+  DIR *tasks = opendir("/proc/self/task");
+  CHECK(tasks != NULL);
+  bool do_sleep = true;
+  for (struct dirent *entry; (entry = readdir(tasks)) != NULL;) {
+    char path[300], stat[300] = "";
+    if (entry->d_name[0] == '.' || atoi(entry->d_name) == gettid()) continue;
+    snprintf(path, sizeof path, "/proc/self/task/%s/stat", entry->d_name);
+    FILE *file = fopen(path, "r");
+    if (file == NULL) continue; /* it has ended */
+    size_t length = fread(stat, 1, sizeof stat - 1, file);
+    fclose(file);
+    stat[length] = '\0';
+    const char *state = strrchr(stat, ')');
+    do_sleep = do_sleep && state != NULL && state[2] == 'S';
+  }
+  closedir(tasks);
+  return do_sleep;
+}
+
+/* On a busy machine threads may begin late. Whoever waits for something else sleeps for a moment, too. */
+static void until_they_sleep(void) {
+  for (int seen = 0, looks = 0; seen < 5 && looks < 1000; looks++) {
+    seen = all_others_sleep() ? seen + 1 : 0;
+    harness_sleep_ms(4);
+  }
+}
 
 /* Of the address sanitizer, where there is one: what is allocated in between is never a leak. */
 void __lsan_disable(void) __attribute__((weak));
