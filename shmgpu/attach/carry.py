@@ -144,21 +144,24 @@ def _is_found(value: Any) -> bool:
     module = getattr(value, "__module__", None)
     if module is None or module in (function_table.unfindable or MAIN):
         return False
-    found: Any = sys.modules.get(module)
-    for part in (getattr(value, "__qualname__", None) or value.__name__).split("."):
-        found = getattr(found, part, None)
-    return found is value
+    return function_table.found(module, name_in_module(value)) is value
+
+
+def name_in_module(value: Any) -> str:
+    """The dotted name of a function, a class or a type of annotations; some have a plain one."""
+    return str(getattr(value, "__qualname__", None) or value.__name__)
 
 
 def _cached(function: Any, settings: Mapping[str, Any]) -> Any:
     return functools.lru_cache(**settings)(function)
 
 
-def _alias(name: str, value: Any, parameters: tuple[Any, ...]) -> Any:
+def _alias(name: str, value: Any, parameters: tuple[Any, ...]) -> Any:  # from 3.12 on
     return typing.TypeAliasType(name, value, type_params=parameters)  # type: ignore[attr-defined]
 
 
-# How each of these is made again.
+# How each of these is made again. Programs that differ in such a part share no broker
+# (:mod:`shmgpu.attach.identity`).
 NAMED_ONLY: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     functools._lru_cache_wrapper: lambda one: (_cached, (one.__wrapped__, one.cache_parameters())),
     typing.NewType: lambda one: (typing.NewType, (one.__name__, one.__supertype__)),

@@ -226,12 +226,13 @@ class _Digest:
         name = getattr(value, "__module__", None)
         if not isinstance(name, str):
             return False
+        called = carry.name_in_module(value)
         if self.is_plain:
             if name == self.module:
                 return False
-        elif function_table.found(name, value.__qualname__) is None or not self._can_import(name):
+        elif function_table.found(name, called) is None or not self._can_import(name):
             return False
-        self.put("named", "" if self.is_plain else name, value.__qualname__)
+        self.put("named", "" if self.is_plain else name, called)
         if not self.is_plain:
             self._file(sys.modules.get(name))
         return True
@@ -257,6 +258,11 @@ class _Digest:
         self.put(module.__name__)
         if not self.is_plain:
             self._file(module)
+
+    def _named_only(self, value: Any) -> None:
+        if not self._by_name(value):
+            _, parts = carry.NAMED_ONLY[type(value)](value)
+            self._many(parts)
 
     def _decorated(self, target: function_table.DeclaredFunction) -> None:
         if not self.is_plain:
@@ -336,6 +342,7 @@ def globals_of(code: types.CodeType) -> set[str]:
 
 
 _OF_KIND: dict[type, Any] = {
+    **dict.fromkeys(carry.NAMED_ONLY, _Digest._named_only),
     tuple: _Digest._many,
     list: _Digest._many,
     dict: _Digest._table,

@@ -167,6 +167,9 @@ def test_what_pickle_knows_by_name_alone_goes_by_value_from_a_script(place):
     """Caches of functions, and types that annotations name."""
     (place.directory / "program.py").write_text(NAMED_ONLY)
     assert says(place, "program.py") == "[832040, 31, 31, 7] 2\n"
+    edited = NAMED_ONLY.replace("fib(n - 2)", "fib(n - 2) + 1").replace("n + 1", "n + 5")
+    (place.directory / "program.py").write_text(edited)
+    assert says(place, "program.py") == "[2178308, 31, 35, 7] 2\n"
 
 
 def test_what_another_process_finds_by_its_name_goes_by_that():
