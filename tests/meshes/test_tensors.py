@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import gc
 import threading
-import time
 
 import numpy as np
 import pytest
+from attach.brokers import until
 from meshes.conftest import broker_of
 
 import shmgpu as gt
@@ -225,13 +225,14 @@ def test_pieces_are_let_go_of_everywhere(two):
     assert kept.sum().item() == whole(8, 4).sum()
     del _
     gc.collect()
-    for _ in range(200):  # on a busy machine the ends of messages may be read late
+
+    def is_the_only_one():
+        nonlocal kept
         kept = kept * 1.0
         kept.numpy()
-        if [tensors for tensors, _ in two.held()] == [1, 1]:
-            break
-        time.sleep(0.01)
-    assert [tensors for tensors, _ in two.held()] == [1, 1]
+        return [tensors for tensors, _ in two.held()] == [1, 1]
+
+    until(is_the_only_one, "the ends of earlier messages are read, and helpers told")
 
 
 def test_a_step_is_one_message_and_lowered_once(two):

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import shmgpu
+from shmgpu.watch import server_counters
 
 HERE = pathlib.Path(__file__).resolve().parent
 MODELS = HERE / "models"
@@ -113,6 +114,11 @@ class Server:
         finally:
             path.unlink()
             assert self.ask("POST", f"{where}/unregister")[0] == 200
+
+    def of_workers(self, field: str) -> list[int]:
+        """A number of each worker, as `shmgpu top` sees them."""
+        _, workers = server_counters.read(server_counters.find(self.process.pid))
+        return [row[field] for row in workers]
 
     def pending(self) -> int:
         """Requests that are with helpers or in the queue, of all models."""

@@ -21,7 +21,6 @@ from serve import servers
 
 from shmgpu.serve.frontend import acceptor
 from shmgpu.serve.state.counters import ACCEPTED, CONNECTIONS, IS_ACCEPTING, OWN_FIELDS
-from shmgpu.watch import server_counters
 
 MODEL = servers.MODELS / "simple.py"
 READY = b"GET /v2/health/ready HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -63,9 +62,7 @@ class Place:
         return connection
 
     def numbers(self, field: str = "connections") -> list[int]:
-        """Of each worker, as `shmgpu top` sees them."""
-        _, workers = server_counters.read(server_counters.find(self.server.process.pid))
-        return [row[field] for row in workers]
+        return self.server.of_workers(field)
 
     def is_at_rest(self) -> bool:
         """Whether nobody is connected but those who are counted here."""

@@ -14,8 +14,6 @@ import struct
 import pytest
 from serve import servers
 
-from shmgpu.watch import server_counters
-
 MODEL = servers.MODELS / "simple.py"
 REQUESTS = [500, pytest.param(10_000, marks=pytest.mark.slow)]
 CLIENTS = 48
@@ -154,11 +152,6 @@ def good(server):
     assert json.loads(answer)["outputs"][0]["data"] == [2, 4]
 
 
-def accepting(server):
-    _, workers = server_counters.read(server_counters.find(server.process.pid))
-    return [row["is_accepting"] for row in workers]
-
-
 def used_bytes(server):
     samples = server.samples().items()
     found = [value for (name, _), value in samples if name == "shmgpu_arena_used_bytes"]
@@ -199,7 +192,7 @@ def test_bad_requests_leave_a_server_that_answers_and_has_lost_nothing(requests)
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     with servers.serving(MODEL, receive_timeout=2, max_json_depth=16) as server:
-        servers.until(lambda: all(accepting(server)), "each worker has all that it opens")
+        servers.until(lambda: all(server.of_workers("is_accepting")), "each worker has opened all")
         for _ in range(20):
             good(server)
         processes, open_before = server.children(), descriptors(server)
